@@ -2,10 +2,12 @@ package relock
 
 import (
 	"context"
+	"iter"
 	"runtime"
 	"slices"
 
 	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/sections"
 )
 
 // entry is one Lock and its Unlock. The section's context refers to its entry, and the entry does
@@ -34,13 +36,17 @@ type section struct {
 type contextKey uint8
 
 const (
-	entryKey   contextKey = iota // of the *entry around a context; a nil *entry is outside of all sections
-	sectionKey                   // of the section of WithSection, which the reference keeps from being reported as a leak
+	sectionKey contextKey = iota // of the section of WithSection, which the reference keeps from being reported as a leak
 	stopKey                      // of the stop of WithStop
 )
 
+// entryKey is the key of the *entry around a context. A nil *entry is outside of all sections.
+type entryKey = sections.Key
+
+var _ sections.Entry = (*entry)(nil)
+
 func (s *section) Value(key any) any {
-	if key == entryKey {
+	if key == (entryKey{}) {
 		return s.entry
 	}
 	return s.Context.Value(key)
@@ -51,7 +57,7 @@ func entryOf(ctx context.Context) *entry {
 	if ctx == nil {
 		panic(errNilContext)
 	}
-	e, _ := ctx.Value(entryKey).(*entry)
+	e, _ := ctx.Value(entryKey{}).(*entry)
 	return e
 }
 
@@ -157,6 +163,21 @@ func (e *entry) find(is func(*entry) bool) *entry {
 	return e
 }
 
+// Outwards implements [sections.Entry].
+func (e *entry) Outwards() iter.Seq[sections.Section] {
+	return func(yield func(sections.Section) bool) {
+		for at := e; at != nil; at = at.outer {
+			h, t := at.hold, &at.hold.client.table
+			t.mu.Lock()
+			s := sections.Section{Context: at.ctx, Left: at.left, Lease: h.lease, Count: h.storeCount(), Token: h.token}
+			t.mu.Unlock()
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
 func (e *entry) isLeft() bool {
 	t := &e.hold.client.table
 	t.mu.Lock()
@@ -179,7 +200,7 @@ func (e *entry) isEndedByUnlock() bool {
 // of no section, the result is outside of all sections, too.
 func WithSection(ctx, section context.Context) context.Context {
 	ctx = context.WithValue(ctx, sectionKey, section)
-	return context.WithValue(ctx, entryKey, entryOf(section))
+	return context.WithValue(ctx, entryKey{}, entryOf(section))
 }
 
 // WithoutHolder returns a context like ctx for calls outside of all sections, such as the calls of
@@ -189,7 +210,7 @@ func WithoutHolder(ctx context.Context) context.Context {
 	if entryOf(ctx) == nil {
 		return ctx
 	}
-	return context.WithValue(ctx, entryKey, (*entry)(nil))
+	return context.WithValue(ctx, entryKey{}, (*entry)(nil))
 }
 
 // enterLocked adds an entry to its hold, and has a section that is dropped reported as a leak.

@@ -1,7 +1,9 @@
 package explore
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -10,67 +12,98 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/sections"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
 
-// server keeps the locks of a run, in memory or in Redis.
+// server keeps locks, in memory or in Redis.
 type server struct {
-	operator *relock.Client
-	forget   func(l lock) error // without a message
-	close    func()
-	store    *mem.Store  // nil: Redis
-	deaf     atomic.Bool // no message arrives from the store
+	memory *mem.Store  // nil: Redis
+	deaf   atomic.Bool // no message arrives from memory
 
 	mu            sync.Mutex
 	away, answers bool   // away: no command runs, or only its answer is lost
 	restored      func() // of the store
 }
 
+// access is how a run sees the locks of a process, past the accidents.
+type access struct {
+	server   *server
+	store    store.Store
+	operator *relock.Client
+	forget   func(l lock) error // without a message
+	close    func()
+}
+
 // lock is what an operator does with a lock of any kind.
 type lock interface {
 	Name() string
 	Key() string
-	State(ctx context.Context) (relock.State, error)
 	ForceUnlock(ctx context.Context) error
 }
 
-func newMemory() *server {
-	s := &server{store: mem.New()}
-	s.operator, _ = relock.Open(s.store) // memory takes every client
-	s.close = func() { _ = s.operator.Close() }
-	s.forget = func(l lock) error {
+func inMemory(s *server) *access {
+	a := &access{server: s, store: s.memory}
+	a.operator, _ = relock.Open(s.memory) // memory takes every client
+	a.close = func() { _ = a.operator.Close() }
+	a.forget = func(l lock) error {
 		s.deaf.Store(true)
 		defer s.deaf.Store(false)
-		s.store.Lose(l.Name())
+		s.memory.Lose(l.Key())
 		return nil
 	}
-	return s
+	return a
 }
 
-// newRedis returns the server of rdb. The operator has a connection without a hook. The client of
-// the program, with the same options, reports an error of the options.
-func newRedis(rdb *redis.Client, options []relock.Option) *server {
-	own := redis.NewClient(rdb.Options())
-	s := &server{restored: func() {}}
-	s.operator, _ = relock.New(own, options...)
-	s.close = func() {
-		if s.operator != nil {
-			_ = s.operator.Close()
+// inRedis returns the access to the locks of a client with options. own is a client without a hook.
+// The client of the program, with the same options, reports an error of the options.
+func inRedis(s *server, own *redis.Client, options []relock.Option) *access {
+	var layout []relock.Option
+	for _, option := range options {
+		if of, err := relock.RedisStore(own, option); err == nil {
+			_ = of.Close()
+			layout = append(layout, option)
 		}
+	}
+	a := &access{server: s}
+	a.store, _ = relock.RedisStore(own, layout...)
+	a.operator, _ = relock.New(own, layout...)
+	a.close = func() {
+		_ = a.operator.Close()
+		_ = a.store.Close()
 		_ = own.Close()
 	}
-	s.forget = func(l lock) error { return own.Del(context.Background(), l.Key()).Err() }
-	return s
+	a.forget = func(l lock) error { return own.Del(context.Background(), l.Key()).Err() }
+	return a
+}
+
+// nameOf returns the name that a server of Redis has in this run. rdbs may dial one server in
+// different ways, and different servers with one address.
+func nameOf(own *redis.Client) string {
+	ctx, key, name := context.Background(), "relock:explore", rand.Text()
+	own.SetNX(ctx, key, name, 0)
+	return cmp.Or(own.Get(ctx, key).Val(), name)
+}
+
+// look asks the store for a hold. The count is the one that the store should have.
+func (a *access) look(s sections.Section) error {
+	ctx, lease := context.Background(), s.Lease
+	if lending, is := a.store.(store.Lending); is && lease.Lender != "" {
+		_, err := lending.Follow(ctx, lease)
+		return err
+	}
+	return a.store.Renew(ctx, []store.Renewal{{Lease: lease, Count: s.Count}})[0]
 }
 
 // each calls do with the lock in each kind, until the lock is of that kind.
-func (s *server) each(name string, do func(l lock) error) {
-	for _, l := range []lock{s.operator.NewLock(name), s.operator.NewRWLock(name), s.operator.NewSemaphore(name, 1)} {
+func (a *access) each(name string, do func(l lock) error) {
+	for _, l := range []lock{a.operator.NewLock(name), a.operator.NewRWLock(name), a.operator.NewSemaphore(name, 1)} {
 		if !errors.Is(do(l), relock.ErrKind) {
 			return
 		}
@@ -85,11 +118,11 @@ func (s *server) cut(answers bool) {
 	defer s.mu.Unlock()
 	s.away, s.answers = true, answers
 	switch {
-	case s.store == nil:
+	case s.memory == nil:
 	case answers:
-		s.restored = s.store.Interrupt(store.Unsure(errAway))
+		s.restored = s.memory.Interrupt(store.Unsure(errAway))
 	default:
-		s.restored = s.store.Interrupt(errAway)
+		s.restored = s.memory.Interrupt(errAway)
 	}
 }
 
@@ -232,4 +265,18 @@ func (l *link) Token(ctx context.Context, lease store.Lease) (int64, error) {
 // Borrow implements [store.Lending].
 func (l *link) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
 	return through(l, "Borrow", a.Name, func() (store.Lease, error) { return l.Store.Borrow(ctx, a, t) })
+}
+
+// Follow implements [store.Lending].
+func (l *link) Follow(ctx context.Context, lease store.Lease) (time.Duration, error) {
+	return through(l, "Follow", lease.Name, func() (time.Duration, error) { return l.Store.Follow(ctx, lease) })
+}
+
+// Accept implements [store.Lending].
+func (l *link) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (lease store.Lease, wait time.Duration, err error) {
+	lease, err = through(l, "Accept", a.Name, func() (lease store.Lease, err error) {
+		lease, wait, err = l.Store.Accept(ctx, a, old, t, unaware)
+		return lease, err
+	})
+	return lease, wait, err
 }

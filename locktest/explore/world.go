@@ -1,8 +1,10 @@
 package explore
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +13,9 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/caller"
+	"github.com/go-relock/relock/internal/sections"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // A World is one run of a program: its clients, and what it does in their sections.
@@ -22,86 +27,103 @@ type World struct {
 	t        *testing.T
 	accident accident
 	at       point
+	alone    int           // the number of the only lock with the accident; 0: all locks
 	ttl      time.Duration // the longest lease of the run without an accident
 	limit    time.Duration // of this run
 	took     time.Duration
 
 	mu        sync.Mutex
-	memory    *server
-	redis     *server
+	servers   map[string]*server // by the name in the server; memory has none
 	processes []*process
 	points    []point
+	held      map[point][]int // the locks that the process has there, if there are several
 	marks     int
 	granted   int
-	holds     map[holding]int
-	newest    map[string]int // the newest hold with work, by lock
-	struck    string         // the accident and its place
-	since     time.Time      // of the accident
+	holds     map[holding]int              // their numbers, in the order of the grants
+	entered   map[context.Context]*section // each by the context that ends with it
+	open      map[*section]bool            // the first section of each hold that has not ended
+	newest    map[place]*section           // the newest hold with work, by lock
+	struck    string                       // the accident and its place
+	since     time.Time                    // of the accident
 	found     *finding
 	over      bool
 }
 
-// process is a client of the program, and its way to the server.
+// process is a client of the program, and its way to its locks.
 type process struct {
 	world  *World
 	number int
 	client *relock.Client
-	server *server
-	names  map[string]bool // of its locks
-	steps  map[string]int  // by verb
-	until  time.Time       // the process stands still
+	*access
+	names []string       // of its locks, in the order of their first use
+	steps map[string]int // by verb
+	until time.Time      // the process stands still
 }
 
-// holding is a holder in a lock.
+// place is a lock of a server.
+type place struct {
+	server *server
+	key    string
+}
+
+// holding is a hold of a holder, while it is open.
 type holding struct {
 	lock   string
 	holder relock.Holder
+	mode   relock.Mode
 }
 
-// section is a section of a lock, in the values of its context.
+// section is a section of a client of the run, as far as its begin has told.
 type section struct {
-	holding
 	process   *process
+	lock      string
+	line      string // of the call of Lock
 	exclusive bool
-	number    int // of the hold, in the order of the grants
+	number    int // of the hold
 	ctx       context.Context
 	end       time.Time // of ctx
+	token     int64     // at its last work
 }
 
-type sectionKey struct{}
-
 // Client returns a client whose locks are in memory, as a process of its own has it. All clients of
-// a run share their locks, and the run closes them. Hooks of WithHooks are not called.
+// a run share their locks, and the run closes them. Hooks of WithHooks are not called, and a lock
+// takes none of its own.
 func (w *World) Client(options ...relock.Option) *relock.Client {
 	w.t.Helper()
 	w.mu.Lock()
-	if w.memory == nil {
-		w.memory = newMemory()
+	memory := w.servers[""]
+	if memory == nil {
+		memory = &server{memory: mem.New()}
+		w.servers[""] = memory
 	}
 	w.mu.Unlock()
-	p := w.add(w.memory)
-	return p.open(relock.Open(&link{w.memory.store, p}, p.options(options)...))
+	p := w.add(inMemory(memory))
+	return p.open(relock.Open(&link{memory.memory, p}, p.options(options)...))
 }
 
 // Redis is Client over a go-redis client of the program, for programs that need Redis, such as
-// those with package once. The server is in the bubble, such as miniredis. The program closes rdb
-// and the server, in a cleanup.
+// those with package once. The server is in the bubble, such as miniredis, and keeps a key of the
+// run, "relock:explore": rdbs of one server are known by it. The program closes rdb and the server,
+// in a cleanup.
 func (w *World) Redis(rdb *redis.Client, options ...relock.Option) *relock.Client {
 	w.t.Helper()
+	own := redis.NewClient(rdb.Options())
+	name := nameOf(own)
 	w.mu.Lock()
-	if w.redis == nil {
-		w.redis = newRedis(rdb, options)
+	if w.servers[name] == nil {
+		w.servers[name] = &server{restored: func() {}}
 	}
+	at := w.servers[name]
 	w.mu.Unlock()
-	p := w.add(w.redis)
+	p := w.add(inRedis(at, own, options))
 	rdb.AddHook(hook{p})
 	return p.open(relock.New(rdb, p.options(options)...))
 }
 
-func (w *World) add(s *server) *process {
+func (w *World) add(a *access) *process {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	p := &process{world: w, number: len(w.processes) + 1, server: s, names: make(map[string]bool), steps: make(map[string]int)}
+	p := &process{world: w, number: len(w.processes) + 1, access: a, steps: make(map[string]int)}
 	w.processes = append(w.processes, p)
 	return p
 }
@@ -133,44 +155,58 @@ func (w *World) close() {
 			_ = p.client.Close()
 		}
 	}
-	for _, s := range []*server{w.memory, w.redis} {
-		if s != nil {
-			s.close()
-		}
+	for _, p := range w.processes {
+		p.access.close()
 	}
 }
 
-// trace puts a section into the context of each call that has entered.
+// trace notes the section of each call that has entered.
 func (p *process) trace(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-	w := p.world
+	w, line := p.world, caller.Line(nil)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	p.names[e.Name] = true
+	if !slices.Contains(p.names, e.Name) {
+		p.names = append(p.names, e.Name)
+	}
 	return nil, func(ctx context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+		if e.Err != nil {
+			return nil, nil
+		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.Accident == "" {
 			w.ttl = max(w.ttl, e.TTL)
 		}
-		h := holding{e.Name, e.Holder}
+		h := holding{e.Name, e.Holder, e.Mode}
+		s := &section{process: p, lock: e.Name, line: line, exclusive: e.Mode == relock.ModeExclusive, ctx: ctx}
 		if e.Depth == 1 {
 			w.granted++
 			w.holds[h] = w.granted
+			w.open[s] = true
 		}
-		s := &section{h, p, e.Mode == relock.ModeExclusive, w.holds[h], ctx, time.Time{}}
+		s.number = w.holds[h]
+		w.entered[ctx] = s
 		context.AfterFunc(ctx, s.ended)
-		return context.WithValue(ctx, sectionKey{}, s), nil
+		return nil, s.closed
 	}
 }
 
-// Work marks a moment of work for which the locks around ctx must be held. ctx is the context of a
-// section, or one made from it, also without its end. Call Work at the begin and at the end of work
-// that takes long.
+// closed notes the end of the hold that s has begun.
+func (s *section) closed(relock.TraceEnded) {
+	s.process.world.mu.Lock()
+	defer s.process.world.mu.Unlock()
+	delete(s.process.world.open, s)
+}
+
+// Work marks a moment of work for which the locks around ctx must be held. ctx is inside of a
+// section: a context of Lock, one made from it, also without its end, or one of
+// [relock.WithSection]. Call Work at the begin and at the end of work that takes long.
 func (w *World) Work(ctx context.Context) {
-	if s := w.section(ctx); s != nil {
-		ended := s.isOver()
-		s.process.step(mark, "")
-		w.check(s, false, ended)
+	w.mark()
+	if all := w.around(ctx); len(all) > 0 {
+		needed := needed(all) // as the program can know, before the accident
+		all[0].process.step(mark, "")
+		w.check(needed)
 	}
 }
 
@@ -178,55 +214,119 @@ func (w *World) Work(ctx context.Context) {
 // work may come after the end of its section, but not after work of a newer section of one of the
 // locks around ctx. The program needs two workers to show anything. Call Step before the fence.
 func (w *World) Fenced(ctx context.Context) {
-	if s := w.section(ctx); s != nil {
-		w.check(s, true, false)
+	w.mark()
+	for _, s := range w.around(ctx) {
+		if s.exclusive {
+			w.checkFence(s.section, place{s.process.server, s.Lease.Name}, s.Token)
+		}
 	}
 }
 
 // Step is a moment without work, for an accident. Each command is such a moment too.
 func (w *World) Step(ctx context.Context) {
-	if s := w.section(ctx); s != nil {
-		s.process.step(mark, "")
+	if all := w.around(ctx); len(all) > 0 {
+		all[0].process.step(mark, "")
 	}
 }
 
-// section returns the innermost section around ctx. Work outside of all sections is a finding.
-func (w *World) section(ctx context.Context) *section {
-	s, _ := ctx.Value(sectionKey{}).(*section)
-	if s == nil {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.marks++
+func (w *World) mark() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.marks++
+}
+
+// surrounding is a section around work.
+type surrounding struct {
+	*section
+	sections.Section
+
+	over bool // as far as the program can know
+}
+
+// around returns the sections around ctx, innermost first. Work outside of all sections is a
+// finding.
+func (w *World) around(ctx context.Context) (all []surrounding) {
+	around := slices.Collect(sections.Around(ctx)) // takes mutexes of its own
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range around {
+		if known := w.entered[s.Context]; known != nil {
+			all = append(all, surrounding{section: known, Section: s})
+		}
+	}
+	if len(all) == 0 {
 		w.findLocked(&finding{cure: outside})
 	}
-	return s
+	return all
 }
 
-// check looks at a section, and at those around it.
-func (w *World) check(inner *section, fenced, ended bool) {
-	for s := inner; s != nil && s.holder == inner.holder; s, _ = s.ctx.Value(sectionKey{}).(*section) {
-		without := !fenced && !s.isHeld()
+// needed returns the sections that work needs, and notes which of them are over. A section that the
+// program has left is not needed inside of an open section of the same hold, nor if the innermost
+// section goes on without it.
+func needed(all []surrounding) (needed []surrounding) {
+	for i, s := range all {
+		goesOn := func(outer surrounding) bool { return outer.number == s.number && !outer.isLeft() }
+		if s.isLeft() && (!all[0].isOver() || slices.ContainsFunc(all[i+1:], goesOn)) {
+			continue
+		}
+		s.over = s.isOver()
+		needed = append(needed, s)
+	}
+	return needed
+}
+
+// check looks at the sections that work needs.
+func (w *World) check(needed []surrounding) {
+	for _, s := range needed {
+		if !s.isLeft() && s.isHeld() {
+			continue
+		}
 		w.mu.Lock()
-		w.marks++
+		f := &finding{lock: s.lock, cure: fence}
 		switch {
-		case fenced && s.exclusive && s.number < w.newest[s.lock]:
-			w.findLocked(&finding{lock: s.lock, cure: badFence})
-		case without && ended:
-			w.findLocked(&finding{lock: s.lock, cure: stop})
-		case without:
-			w.findLocked(&finding{lock: s.lock, cure: fence})
+		case s.over || needed[0].over:
+			f.cure = stop
+		case w.struck == "":
+			f.cure = taken
 		}
-		if s.exclusive {
-			w.newest[s.lock] = max(w.newest[s.lock], s.number)
-		}
+		w.findLocked(f)
 		w.mu.Unlock()
+	}
+}
+
+// checkFence looks at work that a fence has let in. Where both sections have a token, the fence
+// knows which one is the newer.
+func (w *World) checkFence(s *section, of place, token int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s.token = token
+	newest := w.newest[of]
+	isOlder := newest != nil && s.number < newest.number
+	if newest != nil && token != 0 && newest.token != 0 {
+		isOlder = token < newest.token
+	}
+	if isOlder {
+		w.findLocked(&finding{lock: s.lock, cure: badFence})
+	} else {
+		w.newest[of] = s
+	}
+}
+
+// findOpen looks for sections without an Unlock, at the end of the program.
+func (w *World) findOpen() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for s := range w.open {
+		if s.ctx.Err() == nil { // otherwise its release may be in flight
+			w.findLocked(&finding{place: cmp.Or(s.line, "a candidate"), lock: s.lock, cure: unlock})
+		}
 	}
 }
 
 // findLocked keeps the finding, or the one before.
 func (w *World) findLocked(f *finding) {
 	if w.found == nil || w.found.cure == fence && f.cure != fence {
-		f.place, f.accident = caller.Line(nil), w.struck
+		f.place, f.accident = cmp.Or(f.place, caller.Line(nil)), w.struck
 		if w.struck != "" {
 			f.after = time.Since(w.since)
 		}
@@ -240,32 +340,36 @@ func (s *section) ended() {
 	s.end = time.Now()
 }
 
-// isOver says whether the program can know that the section is over: its context ended at an
-// earlier moment, or with Unlock.
-func (s *section) isOver() bool {
-	s.process.world.mu.Lock()
-	defer s.process.world.mu.Unlock()
-	return !s.end.IsZero() && s.end.Before(time.Now()) || errors.Is(context.Cause(s.ctx), relock.ErrReleased)
+// isLeft says whether the program has left the section.
+func (s surrounding) isLeft() bool {
+	return s.Left || errors.Is(context.Cause(s.ctx), relock.ErrHandedOff)
 }
 
-// isHeld says whether the section has its lock by the word of the server; while the server is away,
-// by the word of the client.
-func (s *section) isHeld() bool {
-	server := s.process.server
-	if away, _ := server.isAway(); away {
-		cause := context.Cause(s.ctx)
-		return !s.isOver() || !errors.Is(cause, relock.ErrLockLost) && !errors.Is(cause, relock.ErrReleased)
+// isOver says whether the program can know that the section is over: its context ended at an
+// earlier moment, or the program has left it or a section around it.
+func (s surrounding) isOver() bool {
+	s.process.world.mu.Lock()
+	defer s.process.world.mu.Unlock()
+	return !s.end.IsZero() && s.end.Before(time.Now()) || s.isLeft() || errors.Is(context.Cause(s.ctx), relock.ErrReleased)
+}
+
+// isHeld says whether the hold of the section is in its lock, by the word of the store; while the
+// server is away, by the word of the client.
+func (s surrounding) isHeld() bool {
+	var err error
+	if away, _ := s.process.server.isAway(); away {
+		err = store.ErrUnavailable
+	} else {
+		err = s.process.look(s.Section)
 	}
-	held := false
-	server.each(s.lock, func(l lock) error {
-		state, err := l.State(context.Background())
-		held = held || state.Holder == s.holder
-		for _, other := range state.Others {
-			held = held || other.Holder == s.holder
-		}
-		return err
-	})
-	return held
+	switch {
+	case err == nil, errors.Is(err, store.ErrRecalled): // a borrower may finish
+		return true
+	case errors.Is(err, store.ErrGone):
+		return false
+	default:
+		return !s.isOver() || !errors.Is(context.Cause(s.ctx), relock.ErrLockLost)
+	}
 }
 
 // step is one step of the process. The accident may happen now.
@@ -277,10 +381,11 @@ func (p *process) step(verb, lock string) {
 	at := point{p.number, verb, p.steps[verb]}
 	if w.Accident == "" && !w.over {
 		w.points = append(w.points, at)
+		w.held[at] = p.heldLocked()
 	}
-	strikes := at == w.at && !w.over
+	strikes := at == w.at && !w.over && w.alone <= len(p.names)
 	if strikes {
-		w.struck, w.since = w.accident.describe(at, lock, caller.Line(nil)), time.Now()
+		w.struck, w.since = w.describe(p, lock, caller.Line(nil)), time.Now()
 	}
 	w.mu.Unlock()
 	if strikes {
@@ -305,22 +410,42 @@ func (p *process) stand() {
 	}
 }
 
-// eachLock calls do with all locks that the process has used.
+// maxAlone bounds the locks of a process that have accidents of their own at one step.
+const maxAlone = 5
+
+// heldLocked returns the numbers of the locks that the process has, from 1; none if it has one
+// lock only.
+func (p *process) heldLocked() (numbers []int) {
+	for i, name := range p.names {
+		for s := range p.world.open {
+			if s.process == p && s.lock == name && s.ctx.Err() == nil && len(numbers) < maxAlone {
+				numbers = append(numbers, i+1)
+				break
+			}
+		}
+	}
+	if len(numbers) < 2 {
+		return nil
+	}
+	return numbers
+}
+
+// eachLock calls do with all locks that the process has used, or with the lock of the accident.
 func (p *process) eachLock(do func(l lock) error) {
 	p.world.mu.Lock()
-	var names []string
-	for name := range p.names {
-		names = append(names, name)
-	}
+	names := slices.Clone(p.names)
 	p.world.mu.Unlock()
+	if n := p.world.alone; n > 0 {
+		names = names[n-1 : n]
+	}
 	for _, name := range names {
-		p.server.each(name, do)
+		p.each(name, do)
 	}
 }
 
-func (p *process) forget() { p.eachLock(p.server.forget) }
+func (p *process) forgetLocks() { p.eachLock(p.forget) }
 
-func (p *process) breakAll() {
+func (p *process) breakLocks() {
 	p.eachLock(func(l lock) error { return l.ForceUnlock(context.Background()) })
 }
 
