@@ -2,7 +2,6 @@ package main
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -28,7 +27,8 @@ func TestLocksOverAnAutoPipelineKeepThePromises(t *testing.T) {
 				return client
 			}}
 		},
-		Without: map[locktest.Promise]string{},
-		TTL:     500 * time.Millisecond,
+		Without:  map[locktest.Promise]string{},
+		Short:    true,
+		Parallel: true,
 	}.Run(t)
 }

@@ -39,6 +39,7 @@ func TestEtcdKeepsThePromisesOfStores(t *testing.T) {
 			}
 		},
 		TTL:      time.Second,
+		Parallel: true,
 		BadNames: []string{"a/b", "/"},
 		Without: map[storetest.Promise]string{
 			storetest.Kinds:      "a lock of etcd's own package is a mutex",
@@ -65,7 +66,8 @@ func TestLocksInEtcdKeepThePromises(t *testing.T) {
 				Lose: lose(t, c),
 			}
 		},
-		TTL: 2 * time.Second,
+		Short:    true,
+		Parallel: true,
 		Without: map[locktest.Promise]string{
 			locktest.Acks:      "a majority has each hold on disk anyway",
 			locktest.Kinds:     "a lock of etcd's own package is a mutex",

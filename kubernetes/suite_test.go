@@ -30,6 +30,7 @@ func TestKubernetesKeepsThePromisesOfStores(t *testing.T) {
 			}
 		},
 		TTL:      time.Second,
+		Parallel: true,
 		BadNames: []string{"Orders", "a/b", "a_b", "-a", "a.", "a:b"},
 		Without: map[storetest.Promise]string{
 			storetest.FIFO:       "waiters race",
@@ -57,7 +58,8 @@ func TestLocksInKubernetesKeepThePromises(t *testing.T) {
 				Lose: s.lose,
 			}
 		},
-		TTL: 2 * time.Second,
+		Short:    true,
+		Parallel: true,
 		Without: map[locktest.Promise]string{
 			locktest.FIFO:      "waiters race",
 			locktest.AnyName:   "a lock is an object, and has the name of one",

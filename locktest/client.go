@@ -13,12 +13,12 @@ import (
 )
 
 var clientTests = []test{
-	{name: "Close ends waits and sections", run: closeEnds},
+	{name: "Close ends waits and sections", run: closeEnds, short: true},
 	{name: "After Close only what frees a lock works", run: closeAfter},
 	{name: "WithReleaseOnClose frees what is held", run: closeReleases},
 	{name: "Close during calls of every kind", run: closeRace},
 	{name: "WithOwner names the process", run: ownerName},
-	{name: "Check of a store that serves", run: checkServes},
+	{name: "Check of a store that serves", run: checkServes, short: true},
 	{name: "Hooks tell of a hold", run: hooksTell},
 	{name: "Wrong names, options and arguments are told", run: invalidTold},
 }
@@ -26,8 +26,8 @@ var clientTests = []test{
 var optionalTests = []test{
 	{name: "WithLocalPass excludes and serves everybody", run: passMany, needs: LocalPass},
 	{name: "WithLocalPass serves its line in order", run: passOrder, needs: LocalPass},
-	{name: "WithReplicaAcks asks the replicas", run: acksAsked, needs: Acks},
-	{name: "Promises that are not made are refused", run: lacksRefused},
+	{name: "WithReplicaAcks asks the replicas", run: acksAsked, needs: Acks, short: true},
+	{name: "Promises that are not made are refused", run: lacksRefused, short: true},
 }
 
 func closeEnds(b *bench) {

@@ -12,7 +12,7 @@ import (
 )
 
 var doTests = []test{
-	{name: "Do runs its function inside of the lock", run: doInside},
+	{name: "Do runs its function inside of the lock", run: doInside, short: true},
 	{name: "Do unlocks whatever its function does", run: doUnlocks},
 	{name: "Do does not run its function without the lock", run: doRefused},
 	{name: "Do joins what has ended its section", run: doJoins},

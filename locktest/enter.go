@@ -12,7 +12,7 @@ import (
 )
 
 var enterTests = []test{
-	{name: "Lock enters a free lock and Unlock frees it", run: enterFree},
+	{name: "Lock enters a free lock and Unlock frees it", run: enterFree, short: true},
 	{name: "TryLock and TryLockFor enter as Lock does", run: enterTry},
 	{name: "TryLock of a busy lock is refused at once", run: refuseTry},
 	{name: "TryLockFor is refused when its wait is over", run: refuseTryFor},

@@ -18,7 +18,7 @@ import (
 
 // kindTests are the promises of read-write locks and semaphores.
 var kindTests = []test{
-	{name: "Readers enter together and a writer alone", run: readersTogether, needs: Kinds},
+	{name: "Readers enter together and a writer alone", run: readersTogether, needs: Kinds, short: true},
 	{name: "Every verb for reading enters as a reader", run: readVerbs, needs: Kinds},
 	{name: "Readers behind a writer enter together", run: readersQueue, needs: Kinds, also: FIFO},
 	{name: "Unlock leaves the nearest entry in any mode", run: unlockNearest, needs: Kinds},
@@ -37,7 +37,7 @@ var kindTests = []test{
 	{name: "Readers have the token of the last writer", run: readerTokens, needs: ReaderTokens, also: Tokens},
 	{name: "A semaphore lets n in", run: semaphoreLets, needs: Semaphores},
 	{name: "The smallest n of a semaphore counts", run: semaphoreSmallest, needs: Semaphores},
-	{name: "A call inside of a permit takes no second one", run: semaphoreAgain, needs: Semaphores},
+	{name: "A call inside of a permit takes no second one", run: semaphoreAgain, needs: Semaphores, short: true},
 	{name: "State names all holders and their modes", run: stateHolders, needs: Semaphores},
 	{name: "ForceUnlock takes the lock from all readers", run: forceReaders, needs: Kinds},
 	{name: "ForceUnlock takes all permits", run: forcePermits, needs: Semaphores},

@@ -22,7 +22,7 @@ var leaseTests = []test{
 	{name: "Extend refuses what it cannot extend", run: leaseNotExtended},
 	{name: "WithMaxHold ends the hold", run: leaseMaxHold},
 	{name: "WithLocalReentry counts in the process", run: leaseLocalReentry},
-	{name: "Token draws larger tokens", run: tokensGrow, needs: Tokens},
+	{name: "Token draws larger tokens", run: tokensGrow, needs: Tokens, short: true},
 	{name: "All calls of Token in a hold get one token", run: tokenOnce, needs: Tokens},
 }
 

@@ -15,7 +15,7 @@ import (
 
 // lendTests are the promises of sections that are lent, handed off and resumed.
 var lendTests = []test{
-	{name: "A borrower is in beside its lender", run: borrowBeside, needs: Lending},
+	{name: "A borrower is in beside its lender", run: borrowBeside, needs: Lending, short: true},
 	{name: "A loan that is returned leaves the lender in", run: borrowReturned, needs: Lending},
 	{name: "The lender's Unlock recalls the loan", run: borrowRecalled, needs: Lending},
 	{name: "A borrower that died long ago holds up nobody", run: borrowDead, needs: Lending},
@@ -33,7 +33,7 @@ var lendTests = []test{
 	{name: "Wrong tickets are refused", run: ticketWrong, needs: Lending},
 	{name: "A borrowed section is not lent, handed off or extended", run: borrowLimits, needs: Lending},
 	{name: "HandOff ends the section and Accept continues it", run: handOff, needs: Lending},
-	{name: "Nobody overtakes a hand-off", run: handOffQueue, needs: Lending},
+	{name: "Nobody overtakes a hand-off", run: handOffQueue, needs: Lending, short: true},
 	{name: "A hand-off that nobody accepts ends with its lease", run: handOffDropped, needs: Lending},
 	{name: "HandOff ends all entries of its hold", run: handOffNested, needs: Lending},
 	{name: "A section that was lent is not handed off", run: handOffLent, needs: Lending},

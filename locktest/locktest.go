@@ -10,7 +10,8 @@
 //	}
 //
 // A [Harness] declares the promises that a store leaves out, and offers more to the suite, such as
-// servers that lose data. The suite runs on real servers, and in a testing/synctest bubble. Each
+// servers that lose data. The suite runs on real servers, and in a testing/synctest bubble. A
+// [Harness] with Short runs a dozen subtests, for a store that has passed package storetest. Each
 // promise is one subtest with a name for -run. At the end of each subtest every lock must be free,
 // and nobody may wait.
 package locktest
@@ -60,6 +61,13 @@ type Harness struct {
 	Without map[Promise]string
 	// TTL is a lease that the suite waits for to end. 0 is 1 s.
 	TTL time.Duration
+	// Short runs a dozen subtests, for a store that has passed package storetest: the other promises
+	// are those of the Client, and are the same over each store. None of the dozen waits for the end
+	// of a lease.
+	Short bool
+	// Parallel runs the subtests beside each other, as many at a time as flag -parallel says.
+	// [Server.Lose] leaves the locks of other names alone then.
+	Parallel bool
 	// Replicas is how many replicas of the server can confirm a hold.
 	Replicas int
 }
@@ -82,6 +90,7 @@ type test struct {
 	run   func(b *bench)
 	needs Promise // empty: every store can run the subtest
 	also  Promise // a second need
+	short bool    // of those that Harness.Short runs
 }
 
 // Run runs the suite over a store that keeps all promises. All clients of one subtest share their
@@ -109,7 +118,9 @@ func (h Harness) Run(t *testing.T) {
 		severalTests, lendTests,
 	} {
 		for _, c := range tests {
-			promise.Run(t, c.name, h.Around, func(t *testing.T) { t.Helper(); h.run(t, c) })
+			if c.short || !h.Short {
+				promise.Run(t, c.name, h.Parallel, h.Around, func(t *testing.T) { t.Helper(); h.run(t, c) })
+			}
 		}
 	}
 }

@@ -16,7 +16,7 @@ var lossTests = []test{
 	{name: "ForceUnlock grants the lock to the next", run: forceUnlock},
 	{name: "ForceUnlock of a free lock is ErrNotHeld", run: forceFree},
 	{name: "ForceUnlock is told at once", run: forceTold, needs: Watch},
-	{name: "Every call in a lost section says so", run: lostCalls},
+	{name: "Every call in a lost section says so", run: lostCalls, short: true},
 	{name: "A section inside of a lost one ends with it", run: lostOuter},
 	{name: "A lost section is not entered again", run: lostDetached},
 	{name: "A cause of the caller's context is no loss", run: lostCause},

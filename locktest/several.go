@@ -16,7 +16,7 @@ import (
 // severalTests are the promises of [relock.Locks], whether the store takes several locks in one
 // step or not, and of calls that wait for each other.
 var severalTests = []test{
-	{name: "Several locks are taken once and in one order", run: severalOrder},
+	{name: "Several locks are taken once and in one order", run: severalOrder, short: true},
 	{name: "Several locks for reading and writing", run: severalModes, needs: Kinds},
 	{name: "Several locks of all kinds", run: severalKinds, needs: Semaphores},
 	{name: "Several locks wait for each other lock", run: severalWait},
@@ -31,7 +31,7 @@ var severalTests = []test{
 	{name: "Many calls for several locks exclude each other", run: severalMany},
 	{name: "Several locks that are wrong are told", run: severalInvalid},
 	{name: "The younger of two calls in a circle ends", run: deadlockTwo, needs: Deadlocks},
-	{name: "A circle through several locks ends", run: deadlockSeveral, needs: Deadlocks},
+	{name: "A circle through several locks ends", run: deadlockSeveral, needs: Deadlocks, short: true},
 }
 
 // several returns several locks of a process.

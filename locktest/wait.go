@@ -12,14 +12,14 @@ import (
 )
 
 var waitTests = []test{
-	{name: "A waiter is woken by Unlock", run: waitWoken},
+	{name: "A waiter is woken by Unlock", run: waitWoken, short: true},
 	{name: "Waiters are served in order", run: waitOrder, needs: FIFO},
 	{name: "TryLock does not overtake a waiter", run: waitOvertaken, needs: FIFO},
 	{name: "A waiter that gives up leaves no place", run: waitGivesUp},
 	{name: "A waiter that gives up as it is served", run: waitGivesUpServed},
 	{name: "A waiter gets the lock of a process that died", run: waitDead},
 	{name: "A waiter waits as long as a section lasts", run: waitLong},
-	{name: "Many processes and goroutines exclude each other", run: waitMany},
+	{name: "Many processes and goroutines exclude each other", run: waitMany, short: true},
 }
 
 func waitWoken(b *bench) {

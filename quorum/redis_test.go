@@ -78,6 +78,7 @@ func TestQuorumOfRedisKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Lending:   "Redis and memory only",
 		},
 		TTL:       time.Second,
+		Parallel:  true,
 		BadNames:  []string{"}", "{x}:queue"},
 		SameNames: [][2]string{{"x", "{x}"}, {"x", "relock:{x}"}},
 	})
@@ -105,7 +106,8 @@ func TestLocksOfAQuorumOfRedisKeepThePromises(t *testing.T) {
 			locktest.Deadlocks: "a quorum shows no waits",
 			locktest.Lending:   "Redis and memory only",
 		},
-		TTL: 2 * time.Second,
+		Short:    true,
+		Parallel: true,
 	}.Run(t)
 }
 

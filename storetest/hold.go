@@ -18,7 +18,7 @@ var holdTests = []test{
 	{name: "Commands of an old hold change nothing", run: oldHold},
 	{name: "Commands of a hold that never was", run: noHold},
 	{name: "Forget frees the lock and serves a waiter", run: forgetHold},
-	{name: "Forget takes a waiter out of the queue", run: forgetWaiter},
+	{name: "Forget takes a waiter out of the queue", run: forgetWaiter, halts: true},
 	{name: "Forget of many and of nothing", run: forgetMany},
 	{name: "Forget again after the ask has come late", run: forgetLate},
 	{name: "Break frees the lock of that hold only", run: breakHold},

@@ -64,6 +64,10 @@ type Harness struct {
 	Without map[Promise]string
 	// TTL is the lease in subtests of expiry: long enough for a few round trips. 0 is 500 ms.
 	TTL time.Duration
+	// Parallel runs the subtests that do not interrupt the server beside each other, behind the
+	// others, as many at a time as flag -parallel says. [Server.Lose] leaves the locks of other
+	// names alone then.
+	Parallel bool
 	// BadNames are names for Check to refuse, beside the empty name.
 	BadNames []string
 	// SameNames are pairs of spellings of one lock.
@@ -101,6 +105,7 @@ type test struct {
 	needs Promise // empty: every store can run the subtest
 	also  Promise // a second need
 	kind  store.Kind
+	halts bool // interrupts the server, if the server can be interrupted
 }
 
 // Run runs the suite, and logs every promise in h.Without.
@@ -111,7 +116,8 @@ func Run(t *testing.T, h Harness) {
 		h.TTL = 500 * time.Millisecond
 	}
 	for _, c := range allTests() {
-		promise.Run(t, c.name, h.Around, func(t *testing.T) { t.Helper(); h.run(t, c) })
+		halts := c.halts || c.needs == interrupt || c.also == interrupt
+		promise.Run(t, c.name, h.Parallel && !halts, h.Around, func(t *testing.T) { t.Helper(); h.run(t, c) })
 	}
 }
 

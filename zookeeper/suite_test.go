@@ -48,6 +48,7 @@ func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Announcing:   "followers look by themselves",
 			storetest.Asking:       "a node is not written for a message",
 		},
+		Parallel:  true,
 		BadNames:  []string{"/", "a//b", "a/", "a/./b", "a/../b", ".", "..", "a\x00b", "a\x1fb"},
 		SameNames: [][2]string{{"orders", "/orders"}, {"orders/42", "/orders/42"}},
 	})
@@ -68,6 +69,8 @@ func TestLocksInZooKeeperKeepThePromises(t *testing.T) {
 				Lose: func(name string) { lose(t, conn, "/locks/"+name) },
 			}
 		},
+		Short:    true,
+		Parallel: true,
 		Without: map[locktest.Promise]string{
 			locktest.Acks:         "a majority of ZooKeeper has every hold already",
 			locktest.Rest:         "ZooKeeper does not tell when a session was last heard of",

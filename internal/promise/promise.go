@@ -55,10 +55,14 @@ func (s Suite[P]) Has(t *testing.T, needs ...P) bool {
 	return true
 }
 
-// Run runs a subtest, with its body inside of around. If around is nil, Run calls the body.
-func Run(t *testing.T, name string, around func(*testing.T, func(*testing.T)), body func(*testing.T)) {
+// Run runs a subtest, with its body inside of around. If around is nil, Run calls the body. With
+// beside, the subtest runs beside others.
+func Run(t *testing.T, name string, beside bool, around func(*testing.T, func(*testing.T)), body func(*testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
+		if beside {
+			t.Parallel()
+		}
 		if around == nil {
 			body(t)
 			return

@@ -29,14 +29,23 @@ func TestASubtestRunsIfAllItsNeedsAreMet(t *testing.T) {
 	require.False(t, suite.Has(t, "interrupt"))
 }
 
+func TestSubtestsCanRunBesideEachOther(t *testing.T) {
+	first, second := make(chan struct{}), make(chan struct{})
+	meet := func(mine, other chan struct{}) func(*testing.T) {
+		return func(*testing.T) { close(mine); <-other }
+	}
+	promise.Run(t, "first", true, nil, meet(first, second))
+	promise.Run(t, "second", true, nil, meet(second, first))
+}
+
 func TestTheBodyOfASubtestRunsInsideOfAround(t *testing.T) {
 	var ran []string
 	note := func(text string) func(*testing.T) {
 		return func(t *testing.T) { t.Helper(); ran = append(ran, text+" in "+t.Name()) }
 	}
-	promise.Run(t, "plain", nil, note("body"))
+	promise.Run(t, "plain", false, nil, note("body"))
 	around := func(t *testing.T, body func(*testing.T)) { t.Helper(); note("around")(t); body(t) }
-	promise.Run(t, "bubble", around, note("body"))
+	promise.Run(t, "bubble", false, around, note("body"))
 	require.Equal(t, []string{
 		"body in " + t.Name() + "/plain", "around in " + t.Name() + "/bubble", "body in " + t.Name() + "/bubble",
 	}, ran)

@@ -40,6 +40,7 @@ func TestRedisStoreKeepsThePromisesOfStores(t *testing.T) {
 			}
 		},
 		TTL:       time.Second,
+		Parallel:  true,
 		BadNames:  []string{"}", "{x}:queue"},
 		SameNames: [][2]string{{"x", "{x}"}, {"x", "relock:{x}"}},
 	})

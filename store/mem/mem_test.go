@@ -29,7 +29,8 @@ func TestMemKeepsThePromisesOfStore(t *testing.T) {
 			storetest.Acks:        "memory has no replicas",
 			storetest.CheckServer: "there is no server that could lack something",
 		},
-		TTL: 200 * time.Millisecond,
+		TTL:      200 * time.Millisecond,
+		Parallel: true,
 	}
 	t.Run("in real time", func(t *testing.T) { storetest.Run(t, h) })
 	h.Around = synctest.Test
