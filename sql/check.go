@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -120,7 +119,7 @@ func (s *Store) oneDatabase(ctx context.Context, name string) error {
 	}
 	defer func() { _ = first.Close() }()
 	t := &tx{s: s, ctx: ctx, session: first}
-	if path, err := t.file(); err != nil || path != "" {
+	if path, err := t.path(); err != nil || path != "" {
 		return err
 	}
 	if err := t.change(insertLock, []byte(name), int64(store.Mutex)); err != nil {
@@ -143,20 +142,6 @@ func (s *Store) oneDatabase(ctx context.Context, name string) error {
 }
 
 const deleteLock = `DELETE FROM relock_locks WHERE name = ?`
-
-// file returns the path of the database of SQLite, or "" for a database in memory.
-func (t *tx) file() (path string, err error) {
-	err = t.query("PRAGMA database_list", func(rows *sql.Rows) error {
-		var n int
-		var name, file string
-		err := rows.Scan(&n, &name, &file)
-		if name == "main" {
-			path = file
-		}
-		return err
-	})
-	return path, err
-}
 
 // checkListener sends a notification through the database, and waits for the Listener.
 func (s *Store) checkListener(ctx context.Context) error {

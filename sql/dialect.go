@@ -162,6 +162,7 @@ const (
 	noPrepared = "a pooler changes the session: add default_query_exec_mode=exec to the connection string"
 	otherLog   = "set binlog_format to ROW or MIXED"
 	closeLast  = "close the client and the store before the *sql.DB"
+	sameFile   = "nothing may clean up or replace the file: open the *sql.DB and the store anew"
 	oneMemory  = "in memory, SQLite needs SetMaxOpenConns(1) or cache=shared"
 	otherFile  = "SQLite needs a file of its own that it may write"
 )
@@ -174,6 +175,8 @@ func judge(d Dialect, err error) (v verdict, advice string) {
 	var network *net.OpError
 	var name *net.DNSError
 	switch {
+	case errors.Is(err, errMoved):
+		return refused, sameFile
 	case errors.Is(err, errMemory):
 		return refused, oneMemory
 	case errors.Is(err, errNoEffect), errors.Is(err, errPolicies):

@@ -191,47 +191,52 @@ func TestALockWaitsForAConnectionOfItsAccount(t *testing.T) {
 	require.NoError(t, lockOver(t, db, d.dialect, 30*time.Second))
 }
 
-// slowRollback is a connector of SQLite whose first ROLLBACK fails at the end of its context.
-type slowRollback struct {
+// tapped is a connector of SQLite. Each statement that is no query goes through tap first.
+type tapped struct {
 	driver driver.Driver
 	source string
-	failed *atomic.Bool
+	tap    func(ctx context.Context, query string) error
 }
 
-func (c slowRollback) Driver() driver.Driver { return c.driver }
+func (c tapped) Driver() driver.Driver { return c.driver }
 
-func (c slowRollback) Connect(context.Context) (driver.Conn, error) {
+func (c tapped) Connect(context.Context) (driver.Conn, error) {
 	conn, err := c.driver.Open(c.source)
-	return slowConn{conn, c.failed}, err
+	return tappedConn{conn, c.tap}, err
 }
 
-type slowConn struct {
+type tappedConn struct {
 	driver.Conn
-	failed *atomic.Bool
+	tap func(ctx context.Context, query string) error
 }
 
-func (c slowConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	if query == "ROLLBACK" && c.failed.CompareAndSwap(false, true) {
-		<-ctx.Done()
-		return nil, ctx.Err()
+func (c tappedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	if err := c.tap(ctx, query); err != nil {
+		return nil, err
 	}
 	return c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
 }
 
-func (c slowConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+func (c tappedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
 }
 
 func TestARollbackThatFailsEndsItsConnection(t *testing.T) {
 	d := sqlite(t)
-	c := slowRollback{d.db.Driver(), d.source, new(atomic.Bool)}
-	db := sql.OpenDB(c)
+	var failed atomic.Bool
+	db := sql.OpenDB(tapped{d.db.Driver(), d.source, func(ctx context.Context, query string) error {
+		if query == "ROLLBACK" && failed.CompareAndSwap(false, true) {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}})
 	defer db.Close()
 	db.SetMaxOpenConns(1)
 	s, err := relocksql.New(db, d.dialect)
 	require.NoError(t, err)
 	require.NoError(t, s.CheckServer(t.Context(), ask(time.Minute)))
-	require.True(t, c.failed.Load())
+	require.True(t, failed.Load())
 	var in int
 	conn, err := d.db.Conn(t.Context()) // nobody has the database locked
 	require.NoError(t, err)

@@ -54,10 +54,13 @@ type command struct {
 
 // run makes attempts until one is answered.
 func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Context) error) error {
-	silences, losses := 0, 0
+	silences, losses, since := 0, 0, time.Now()
 	pause := func(done <-chan struct{}) bool {
-		over := c.tries != patient && (silences >= c.tries || losses >= manyTries)
-		return !over && lifetime.Sleep(done, pauseAfter(max(silences, losses)))
+		n, over := max(silences, losses), c.tries != patient && (silences >= c.tries || losses >= manyTries)
+		if c.urgency == renewing { // the lease ends: no pause grows before the limit
+			n, over = 1, silences >= c.tries || time.Since(since) >= c.limit
+		}
+		return !over && lifetime.Sleep(done, pauseAfter(n))
 	}
 	return attempts.Repeat(ctx, attempts.Call{Report: c.ask.Report, Command: c.urgency.String()}, pause, func() error {
 		begun := time.Now()
@@ -144,7 +147,7 @@ func (s *Store) statement(ctx context.Context, text string, args ...any) (rows i
 // not done: it would wait for a COMMIT that nobody sends. alone then turns autocommit on, for this
 // session, and runs the statement once more.
 func (s *Store) alone(ctx context.Context, statement func(conn *sql.Conn) (done bool, err error)) error {
-	conn, err := s.conn(ctx)
+	conn, err := s.connection(ctx)
 	if err != nil {
 		return err
 	}
@@ -193,7 +196,7 @@ type session interface {
 // database asks to try again: a server or a pooler that goes down may answer in the place of the
 // result.
 func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
-	conn, err := s.conn(ctx)
+	conn, err := s.connection(ctx)
 	if err != nil {
 		return err
 	}

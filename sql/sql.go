@@ -34,6 +34,7 @@ type Store struct {
 	dialect Dialect
 	grammar grammar
 	turns   func() *turns
+	file    file
 
 	listener         Listener
 	pollMin, pollMax time.Duration
@@ -149,7 +150,7 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 
 // on runs a command of a hold in a transaction that has locked the row of the name.
 func (s *Store) on(ctx context.Context, tries int, a store.Ask, do func(k *lock) error) error {
-	return s.run(ctx, command{releasing, a, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
+	return gone(s.run(ctx, command{releasing, a, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, false)
 			if err != nil {
@@ -157,7 +158,15 @@ func (s *Store) on(ctx context.Context, tries int, a store.Ask, do func(k *lock)
 			}
 			return do(k)
 		})
-	})
+	}))
+}
+
+// gone returns the error of a command of a hold. The hold is gone if its file is.
+func gone(err error) error {
+	if errors.Is(err, errMoved) {
+		return store.ErrGone
+	}
+	return err
 }
 
 // Try implements [store.Store].
@@ -201,7 +210,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 	if ctx.Err() == nil && errors.Is(err, store.ErrGone) {
 		err = store.ErrGone // no attempt of Enter frees the lock
 	}
-	return l, err
+	return l, gone(err)
 }
 
 // renew sets the lease and the count of a hold in one statement.
@@ -248,8 +257,11 @@ func allByName(asks []store.Ask, command func(i int) error) []error {
 }
 
 // Renew implements [store.Store]. Each renewal is one statement, and locks one row: a lock whose
-// row is held up does not hold up the other leases.
+// row is held up does not hold up the other leases. In SQLite all of them are one transaction.
 func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	if s.dialect == SQLite {
+		return s.renewAtOnce(ctx, renewals)
+	}
 	asks := make([]store.Ask, len(renewals))
 	for i, r := range renewals {
 		asks[i] = r.Lease.Ask
@@ -264,6 +276,38 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 		}
 		return err
 	})
+}
+
+// renewAtOnce renews leases in one transaction: SQLite has one lock for all rows, and each
+// transaction has to win it from other processes, which do not queue.
+func (s *Store) renewAtOnce(ctx context.Context, renewals []store.Renewal) []error {
+	errs := make([]error, len(renewals))
+	c := command{renewing, store.Ask{}, 1, 0}
+	for i, r := range renewals {
+		if limit := attemptLimit(r.Lease.TTL); i == 0 || limit < c.limit {
+			c.limit = limit
+		}
+		c.ask.Report = r.Lease.Report
+	}
+	err := gone(s.run(ctx, c, func(ctx context.Context) error {
+		return s.transaction(ctx, func(t *tx) error {
+			for i, r := range renewals {
+				rows, err := t.exec(renewHold, toMicros(r.Lease.Kept(r.TTL)), r.Count, []byte(r.Lease.Name), []byte(r.Lease.ID))
+				if err != nil {
+					return err
+				}
+				errs[i] = nil
+				if rows == 0 {
+					errs[i] = store.ErrGone
+				}
+			}
+			return nil
+		})
+	}))
+	if err != nil {
+		return slices.Repeat([]error{err}, len(renewals))
+	}
+	return errs
 }
 
 // Forget implements [store.Store].

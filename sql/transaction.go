@@ -1,6 +1,7 @@
 package relocksql
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -56,7 +57,7 @@ func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) er
 
 // openNow locks the row of a name in a transaction of the caller, and reads its rows.
 func (t *tx) openNow(name string) (*lock, error) {
-	if err := t.seesAll(); err != nil {
+	if err := cmp.Or(t.s.file.stays(t), t.seesAll()); err != nil {
 		return nil, err
 	}
 	if _, err := t.exec(touchLock, []byte(name)); err != nil { // SQLite locks with the first write

@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -17,8 +18,11 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// steady is a database whose statements each take a time, and change a row.
-type steady time.Duration
+// steady is a database whose statements each take a time, and change a row. It has no other rows.
+type steady struct {
+	each time.Duration
+	tap  func(query string) error // nil: no statement fails
+}
 
 func (d steady) Connect(context.Context) (driver.Conn, error) { return d, nil }
 func (steady) Driver() driver.Driver                          { return nil }
@@ -26,14 +30,27 @@ func (steady) Prepare(string) (driver.Stmt, error)            { return nil, erro
 func (steady) Close() error                                   { return nil }
 func (steady) Begin() (driver.Tx, error)                      { return nil, errors.ErrUnsupported }
 
-func (d steady) ExecContext(ctx context.Context, _ string, _ []driver.NamedValue) (driver.Result, error) {
+func (d steady) ExecContext(ctx context.Context, query string, _ []driver.NamedValue) (driver.Result, error) {
 	select {
-	case <-time.After(time.Duration(d)):
-		return driver.RowsAffected(1), nil
+	case <-time.After(d.each):
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	if d.tap != nil {
+		return driver.RowsAffected(1), d.tap(query)
+	}
+	return driver.RowsAffected(1), nil
 }
+
+func (steady) QueryContext(context.Context, string, []driver.NamedValue) (driver.Rows, error) {
+	return noRows{}, nil
+}
+
+type noRows struct{}
+
+func (noRows) Columns() []string         { return nil }
+func (noRows) Close() error              { return nil }
+func (noRows) Next([]driver.Value) error { return io.EOF }
 
 // 1,000 callers enter 10 sections of their client again and again. The sections, and 20 quiet holds,
 // are renewed meanwhile.
@@ -41,7 +58,7 @@ func TestACrowdThatEntersAgainCostsNoRenewal(t *testing.T) {
 	const each, attempt, crowded, quiet = 10 * time.Millisecond, time.Second, 10, 20
 	for _, connections := range []int{2, 4, 10} {
 		synctest.Test(t, func(t *testing.T) {
-			db := sql.OpenDB(steady(each))
+			db := sql.OpenDB(steady{each: each})
 			db.SetMaxOpenConns(connections)
 			s, err := relocksql.New(db, relocksql.Postgres)
 			require.NoError(t, err)
