@@ -68,7 +68,7 @@ const byListener = `left(inbox, 7) = 'relock_'`
 var grammars = map[Dialect]grammar{
 	Postgres: {
 		schema: postgresSchema,
-		begin:  []string{"BEGIN ISOLATION LEVEL READ COMMITTED; " + idleLimit},
+		begin:  []string{"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; " + idleLimit},
 		now:    "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
 		max:    "greatest", lock: " FOR UPDATE",
 		insert: "INSERT INTO", inserted: " ON CONFLICT DO NOTHING", returning: " RETURNING id",
@@ -80,7 +80,7 @@ var grammars = map[Dialect]grammar{
 	},
 	MySQL: {
 		schema: mysqlSchema,
-		begin:  []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"},
+		begin:  []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION READ WRITE"},
 		end:    " AND NO CHAIN NO RELEASE", wait: " /*M!100300 WAIT 5 */",
 		alone: " AND @@autocommit = 1", open: " UNION ALL SELECT '', 0 FROM DUAL WHERE @@autocommit = 0",
 		autocommit: "SET autocommit = 1",
@@ -251,6 +251,13 @@ func judgeMySQL(number uint16, state string) (verdict, string) {
 	default:
 		return down, ""
 	}
+}
+
+// isReadOnly says whether a statement was refused because its transaction is read-only.
+func isReadOnly(err error) bool {
+	var postgres interface{ SQLState() string }
+	var my *mysql.MySQLError
+	return errors.As(err, &postgres) && postgres.SQLState() == "25006" || errors.As(err, &my) && my.Number == 1792
 }
 
 // judgeSQLite reads the text of an error. The texts are those of SQLite, in each of its drivers;

@@ -124,9 +124,6 @@ func TestAWaitThatEndsWithItsContextSaysWhy(t *testing.T) {
 		require.NoError(d, err)
 		endsWith(d, full, d.dialect, "1 of at most 1 in use")
 		require.NoError(d, conn.Close())
-		if d.dialect == relocksql.Postgres {
-			endsWith(d, d.open(d, d.source+"&default_transaction_read_only=on"), d.dialect, "read-only")
-		}
 	})
 }
 

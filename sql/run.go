@@ -129,7 +129,19 @@ func pauseAfter(n int) time.Duration {
 }
 
 // statement runs one statement as a transaction of its own. An attempt without an answer is unsure.
+// A session whose transactions are read-only by default needs a BEGIN that says otherwise.
 func (s *Store) statement(ctx context.Context, text string, args ...any) (rows int64, err error) {
+	rows, err = s.oneStatement(ctx, text, args...)
+	if err != nil && isReadOnly(err) {
+		err = s.transaction(ctx, func(t *tx) error {
+			rows, err = t.exec(strings.Replace(text, "{alone}", "", 1), args...)
+			return err
+		})
+	}
+	return rows, err
+}
+
+func (s *Store) oneStatement(ctx context.Context, text string, args ...any) (rows int64, err error) {
 	err = s.alone(ctx, func(conn *sql.Conn) (done bool, err error) {
 		result, err := conn.ExecContext(ctx, s.text(text), args...)
 		if err == nil {

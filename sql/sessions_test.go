@@ -19,11 +19,11 @@ var sessionDefaults = map[string][]string{
 	"PostgreSQL": {
 		"default_transaction_isolation=serializable", "default_transaction_isolation=repeatable%20read",
 		"default_transaction_deferrable=on", "timezone=Asia/Kathmandu", "datestyle=German", "bytea_output=escape",
-		"statement_timeout=2000",
+		"statement_timeout=2000", "default_transaction_read_only=on",
 	},
 	"MariaDB": {
 		"autocommit=0", "completion_type=1", "completion_type=2", "sql_select_limit=1", "tx_isolation='SERIALIZABLE'",
-		"tx_isolation='READ-UNCOMMITTED'", "time_zone='%2B05:45'", "sql_safe_updates=1", "innodb_lock_wait_timeout=1",
+		"tx_isolation='READ-UNCOMMITTED'", "time_zone='%2B05:45'", "sql_safe_updates=1", "innodb_lock_wait_timeout=1", "tx_read_only=1",
 		"sql_mode='ANSI,TRADITIONAL,NO_BACKSLASH_ESCAPES'", "autocommit=0&tx_isolation='REPEATABLE-READ'&completion_type=1",
 	},
 }
