@@ -1,6 +1,7 @@
 package relocksql_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
@@ -113,6 +114,29 @@ func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 		}, longestAttempt, time.Millisecond)
 		require.Less(d, time.Since(begun), longestAttempt)
 	})
+}
+
+// An attempt that gives up leaves its wait for the row to MariaDB, with a connection.
+func TestAWaitForARowInMariaDBEndsWithItsAttempt(t *testing.T) {
+	d := &rig{t, mariadb(t)}
+	s := d.pool(t, 4)
+	var asks, others atomic.Int64
+	d.proxy.watch(func(up bool, data []byte) bool {
+		switch {
+		case !up || !bytes.Contains(data, []byte("FOR UPDATE")):
+		case bytes.Contains(data, []byte("WAIT 1 ")):
+			asks.Add(1)
+		default:
+			others.Add(1)
+		}
+		return false
+	})
+	const ttl = 1500 * time.Millisecond // its attempts last for half a second
+	_, err := s.Try(t.Context(), ask(ttl))
+	require.NoError(t, err)
+	d.proxy.watch(nil)
+	require.Positive(t, asks.Load())
+	require.Zero(t, others.Load())
 }
 
 // longestAttempt is the time for which a command of a hold with a TTL of a minute keeps its connection.

@@ -48,7 +48,7 @@ type grammar struct {
 	now        string   // microseconds since 1970, by the clock of the database
 	max        string   // the function that returns the larger argument
 	lock       string   // the end of a SELECT that locks its row
-	wait       string   // the end of lock that bounds the wait: an attempt that gives up leaves its wait to the server
+	wait       string   // the end of lock that bounds the wait in seconds: an attempt that gives up leaves its wait to the server
 	insert     string   // the beginning of an INSERT that does nothing if the row exists
 	inserted   string   // the end of that INSERT
 	returning  string   // the end of an INSERT that fails if its row cannot be read
@@ -81,7 +81,7 @@ var grammars = map[Dialect]grammar{
 	MySQL: {
 		schema: mysqlSchema,
 		begin:  []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION READ WRITE"},
-		end:    " AND NO CHAIN NO RELEASE", wait: " /*M!100300 WAIT 5 */",
+		end:    " AND NO CHAIN NO RELEASE", wait: " /*M!100300 WAIT %d */",
 		alone: " AND @@autocommit = 1", open: " UNION ALL SELECT '', 0 FROM DUAL WHERE @@autocommit = 0",
 		autocommit: "SET autocommit = 1",
 		now:        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
@@ -99,7 +99,7 @@ var grammars = map[Dialect]grammar{
 // text writes a statement in the dialect of the store.
 func (s *Store) text(statement string) string {
 	g := &s.grammar
-	statement = strings.NewReplacer("{now}", g.now, "{max}", g.max, "{lock}", g.lock, "{wait}", g.wait,
+	statement = strings.NewReplacer("{now}", g.now, "{max}", g.max, "{lock}", g.lock,
 		"{insert}", g.insert, "{/insert}", g.inserted, "{returning}", g.returning, "{alone}", g.alone, "{open}", g.open,
 		"{all}", " LIMIT 2147483647").Replace(statement)
 	if s.dialect != Postgres {

@@ -2,6 +2,7 @@ package relocksql
 
 import (
 	"cmp"
+	"context"
 	"database/sql"
 	"fmt"
 	"slices"
@@ -112,8 +113,8 @@ func (k *lock) claim(create bool) error {
 func (k *lock) read() error {
 	var unused int64
 	statement := selectLock
-	if k.conn != nil { // not in a transaction of the caller
-		statement += "{wait}"
+	if k.conn != nil && k.s.grammar.wait != "" { // not in a transaction of the caller
+		statement += fmt.Sprintf(k.s.grammar.wait, waitSeconds(k.ctx))
 	}
 	return k.query(statement, func(rows *sql.Rows) error {
 		k.exists = true
@@ -121,6 +122,16 @@ func (k *lock) read() error {
 		k.unused = micros(unused)
 		return err
 	}, []byte(k.name))
+}
+
+// waitSeconds returns the rest of an attempt in whole seconds, rounded up, at most 5.
+func waitSeconds(ctx context.Context) int {
+	const longest = 5
+	end, bounded := ctx.Deadline()
+	if !bounded {
+		return longest
+	}
+	return min(max(1, int((time.Until(end)+time.Second-1)/time.Second)), longest)
 }
 
 // load reads the rows of the name, and takes out the rows whose leases have ended. The row of
