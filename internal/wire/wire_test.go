@@ -2,10 +2,13 @@ package wire
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -311,6 +314,26 @@ func TestAScriptThatIsKilledBeforeItWritesIsSentAgain(t *testing.T) {
 		require.ErrorContains(t, err, "killed")
 		require.True(t, Refused(err), "a user's script may be without an end")
 		require.Equal(t, 1, rule.Hits())
+	}
+}
+
+func TestACertificateThatIsRefusedEndsACall(t *testing.T) {
+	stranger := httptest.NewTLSServer(http.NotFoundHandler())
+	defer stranger.Close()
+	plain := httptest.NewServer(http.NotFoundHandler()) // answers in words that are no TLS
+	defer plain.Close()
+	for _, server := range []*httptest.Server{stranger, plain} {
+		rdb := redis.NewClient(&redis.Options{
+			Addr: server.Listener.Addr().String(), TLSConfig: &tls.Config{ServerName: "redis"}, DialerRetries: 1, MaxRetries: -1,
+		})
+		w, err := New(rdb, Options{})
+		require.NoError(t, err)
+		a, err := w.Do(t.Context(), &Call{Script: setScript, Unit: Unit{Keys: []string{"k"}, Args: []any{"x"}}})
+		require.ErrorContains(t, err, "tls: ")
+		require.True(t, Refused(err))
+		require.False(t, a.Unsure, "nothing was sent")
+		w.Wait()
+		require.NoError(t, rdb.Close())
 	}
 }
 

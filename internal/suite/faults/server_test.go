@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -152,6 +153,29 @@ func TestAOFAcksAreNotForEntriesAndExits(t *testing.T) {
 	alone := p.NewLock("a", relock.WithAOFAcks(0, 100*time.Millisecond))
 	answers("*2\r\n:1\r\n:0")
 	w.Leave(w.Enter(t.Context(), alone), alone)
+}
+
+func TestAProxyWithoutAServerIsWaitedFor(t *testing.T) {
+	w := stage.OnShared(t)
+	p := w.Peer()
+	held := p.NewLock("held")
+	section := w.Enter(t.Context(), held)
+	away := p.Faults.On(redistest.Named("EVAL", "EVALSHA", "SUBSCRIBE", "SSUBSCRIBE"), redistest.Answer("-no upstream host"))
+	_, err := p.NewLock("b").TryLock(t.Context())
+	require.ErrorIs(t, err, relock.ErrUnavailable)
+	require.ErrorContains(t, err, "no upstream host")
+	waiter := w.Start(t.Context(), p.NewLock("a"))
+	led := make(chan error, 1)
+	go func() { led <- p.NewLock("leader").Lead(t.Context(), func(context.Context) error { return nil }) }()
+	before := away.Hits()
+	redistest.Eventually(t, w.Limit, func() bool { return away.Hits() > before+4 }, "both ask again")
+	require.True(t, waiter.Waits())
+	require.Empty(t, led)
+	require.NoError(t, section.Err())
+	away.Remove()
+	waiter.Leave()
+	require.NoError(t, <-led)
+	w.Leave(section, held)
 }
 
 func TestAClientThatFollowsNoClusterIsToldSoAtOnce(t *testing.T) {
