@@ -5,7 +5,8 @@
 //	...
 //	client, err := relock.New(rdb, relock.WithHooks(telemetry.Hooks()))
 //
-// One [Telemetry] serves all clients of a process. Without options, New uses the global meter and
+// One [Telemetry] serves all clients of a process. To tell clients apart, make a Telemetry for each,
+// with [WithClientAttribute]. Without options, New uses the global meter and
 // tracer providers. To add hooks of your own, see [relock.JoinHooks].
 //
 // # Metrics
@@ -38,9 +39,9 @@
 // Nested entries count in relock.client.acquires alone; relock.client.acquire.ttl_ratio also leaves
 // out refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages
 // of open holds. A hold of relock.Lock.Lead is long on purpose: it counts as a hold, and has no age
-// and no ratio to its TTL. Counters begin with 0, not with their first event. Counters of the modes
-// shared and permit, and of a lock attribute, begin when a call asks for the first such lock.
-// Histograms begin with their first event.
+// and no ratio to its TTL. A series begins with its first event, and histograms have a few buckets.
+// [WithDetails] gives many buckets, the histograms of queue positions, of depths and of renewals, and
+// counters that begin with 0.
 //
 // The mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write lock for
 // reading) or permit (a semaphore).

@@ -6,6 +6,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/inflight"
 	"github.com/go-relock/relock/internal/measures"
 )
@@ -89,24 +90,24 @@ func (m *maker) gauge(of measures.Measure) metric.Float64ObservableGauge {
 	return g
 }
 
-func newInstruments(meter metric.Meter) (instruments, error) {
+func newInstruments(meter metric.Meter, b measures.Bounds) (instruments, error) {
 	m := &maker{meter: meter}
 	i := instruments{
 		acquires:    m.counter(measures.Acquires),
-		acquireTime: m.histogram(measures.AcquireTime, measures.Seconds),
-		acquireTTL:  m.histogram(measures.AcquireTTL, measures.TTLs),
+		acquireTime: m.histogram(measures.AcquireTime, b.Seconds),
+		acquireTTL:  m.histogram(measures.AcquireTTL, b.TTLs),
 		wakes:       m.counter(measures.Wakes),
-		position:    m.intHistogram(measures.Position, measures.Positions),
-		holdTime:    m.histogram(measures.HoldTime, measures.Seconds),
-		holdTTL:     m.histogram(measures.HoldTTL, measures.TTLs),
-		depth:       m.intHistogram(measures.Depth, measures.Depths),
+		position:    m.intHistogram(measures.Position, b.Positions),
+		holdTime:    m.histogram(measures.HoldTime, b.Seconds),
+		holdTTL:     m.histogram(measures.HoldTTL, b.TTLs),
+		depth:       m.intHistogram(measures.Depth, b.Depths),
 		unconfirmed: m.counter(measures.Unconfirmed),
 		losses:      m.counter(measures.Losses),
 		leaks:       m.counter(measures.Leaks),
 		asks:        m.counter(measures.Asks),
 
 		renewals:    m.counter(measures.Renewals),
-		renewalTime: m.histogram(measures.RenewalTime, measures.RoundTrips),
+		renewalTime: m.histogram(measures.RenewalTime, b.RoundTrips),
 		retries:     m.counter(measures.Retries),
 		reconnects:  m.counter(measures.Reconnects),
 		downtime:    m.floatCounter(measures.Downtime),
@@ -120,38 +121,49 @@ func newInstruments(meter metric.Meter) (instruments, error) {
 	return i, errors.Join(m.errs...)
 }
 
-// begin makes the counters of clients, and of known locks, begin with 0. The first collection calls
+// begin makes counters of clients, and of known locks, begin with 0. The first collection calls
 // begin: the global meter provider may be set after New, and earlier counts would be lost.
 func (t *Telemetry) begin(known map[string]inflight.Usage) {
 	bg := context.Background()
-	for _, r := range measures.Results {
-		t.renewals.Add(bg, 0, metric.WithAttributes(ResultKey.String(r)))
-	}
-	for _, s := range measures.Scripts {
-		t.retries.Add(bg, 0, metric.WithAttributes(ScriptKey.String(s)))
-	}
-	t.reconnects.Add(bg, 0)
-	t.downtime.Add(bg, 0)
-	t.dropped.Add(bg, 0)
+	t.dropped.Add(bg, 0, t.all())
 	for label := range known {
 		t.beginLock(label)
 	}
+	if !t.details {
+		return
+	}
+	for _, r := range measures.Results {
+		t.renewals.Add(bg, 0, t.all(ResultKey.String(r)))
+	}
+	for _, s := range measures.Scripts {
+		t.retries.Add(bg, 0, t.all(ScriptKey.String(s)))
+	}
+	t.reconnects.Add(bg, 0, t.all())
+	t.downtime.Add(bg, 0, t.all())
 }
 
-// know makes the counters of the attributes of a lock begin with 0.
+// know makes counters of the attributes of a lock begin with 0.
 func (t *Telemetry) know(label string) {
 	if t.inflight.Know(label) {
 		t.beginLock(label)
 	}
 }
 
+// beginLock makes the counters begin whose attributes are known, with details; and otherwise the one
+// without which the share of calls that get the lock is unknown.
 func (t *Telemetry) beginLock(label string) {
 	bg := context.Background()
+	acquires := func(o relock.Outcome, reentrant, waited bool) {
+		t.acquires.Add(bg, 0, t.with(label, OutcomeKey.String(string(o)), ReentrantKey.Bool(reentrant), WaitedKey.Bool(waited)))
+	}
+	acquires(relock.OutcomeAcquired, false, false)
+	if !t.details {
+		return
+	}
 	for _, o := range measures.Outcomes {
-		outcome := OutcomeKey.String(string(o))
 		for _, waited := range []bool{false, true} {
-			t.acquires.Add(bg, 0, t.with(label, outcome, ReentrantKey.Bool(false), WaitedKey.Bool(waited)))
-			t.acquires.Add(bg, 0, t.with(label, outcome, ReentrantKey.Bool(true), WaitedKey.Bool(waited)))
+			acquires(o, false, waited)
+			acquires(o, true, waited)
 		}
 	}
 	for _, w := range measures.WakeCauses {

@@ -34,6 +34,7 @@ const (
 	ScriptKey    = attribute.Key("relock.script")    // the name of a script
 	ModeKey      = attribute.Key("relock.mode")      // a relock.Mode: "exclusive", "shared", "permit"
 	LockKey      = attribute.Key("relock.lock")      // see WithLockAttribute
+	ClientKey    = attribute.Key("relock.client")    // see WithClientAttribute
 
 	DepthKey  = attribute.Key("relock.depth")  // of spans only: the hold count after the entry
 	HolderKey = attribute.Key("relock.holder") // of spans only: the holder that asked
@@ -43,8 +44,10 @@ const (
 // Telemetry makes metrics and spans of the events of locks whose clients have [Telemetry.Hooks]. A
 // Telemetry is safe for concurrent use.
 type Telemetry struct {
-	label  func(name string) string // nil: no attribute
-	tracer trace.Tracer
+	label   func(name string) string // nil: no attribute
+	client  string                   // empty: no attribute
+	details bool
+	tracer  trace.Tracer
 	instruments
 
 	calls        calls
@@ -60,6 +63,8 @@ type config struct {
 	meters  metric.MeterProvider
 	tracers trace.TracerProvider
 	label   func(name string) string
+	client  string
+	details bool
 }
 
 // WithMeterProvider sets where the metrics go. The default is [otel.GetMeterProvider]; for no
@@ -74,6 +79,17 @@ func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) 
 // a few values, such as "orders:42" to "orders". Each call for a lock, and each event, calls f, so
 // f must be safe for concurrent use. Bytes that are not valid UTF-8 become U+FFFD.
 func WithLockAttribute(f func(name string) string) Option { return func(c *config) { c.label = f } }
+
+// WithClientAttribute adds an attribute relock.client to all metrics and spans, so that clients with
+// a Telemetry each are told apart. Bytes that are not valid UTF-8 become U+FFFD.
+func WithClientAttribute(client string) Option {
+	return func(c *config) { c.client = valid(client) }
+}
+
+// WithDetails gives the histograms many buckets, adds the histograms of queue positions, of re-entry
+// and of renewals, and lets all counters begin with 0. A lock kind then has about ten times as many
+// time series.
+func WithDetails() Option { return func(c *config) { c.details = true } }
 
 // New makes a Telemetry. Make one for each meter provider. New returns an error if an option is
 // nil, or if the meter provider refuses an instrument; then nothing is registered.
@@ -93,12 +109,16 @@ func New(options ...Option) (*Telemetry, error) {
 	}
 	v := version()
 	t := &Telemetry{
-		label: cfg.label, inflight: inflight.New(),
+		label: cfg.label, client: cfg.client, details: cfg.details, inflight: inflight.New(),
 		tracer: cfg.tracers.Tracer(ScopeName, trace.WithInstrumentationVersion(v)),
 	}
 	meter := cfg.meters.Meter(ScopeName, metric.WithInstrumentationVersion(v))
+	bounds := measures.Few
+	if t.details {
+		bounds = measures.Details
+	}
 	var err error
-	if t.instruments, err = newInstruments(meter); err != nil {
+	if t.instruments, err = newInstruments(meter, bounds); err != nil {
 		return nil, err
 	}
 	t.registration, err = meter.RegisterCallback(t.observe, t.waiters, t.holds, t.maxAge, t.maxAgeTTL)
@@ -125,7 +145,9 @@ func (t *Telemetry) Hooks() relock.Hooks {
 		Trace:           t.trace,
 		Queued: func(e relock.Queued) {
 			label := t.of(e.Name, e.Mode)
-			t.position.Record(bg, int64(e.Position), t.with(label))
+			if t.details {
+				t.position.Record(bg, int64(e.Position), t.with(label))
+			}
 			t.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder, false), label)
 		},
 		Released: func(e relock.Released) {
@@ -148,22 +170,26 @@ func (t *Telemetry) Hooks() relock.Hooks {
 		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
 		Renewed: func(e relock.Renewed) {
 			renewed := func(n int, result string) {
-				t.renewals.Add(bg, int64(n), metric.WithAttributes(ResultKey.String(result)))
+				if n > 0 {
+					t.renewals.Add(bg, int64(n), t.all(ResultKey.String(result)))
+				}
 			}
 			renewed(e.Locks-e.Failed-e.Lost, measures.ResultOK)
 			renewed(e.Failed, measures.ResultFailed)
 			renewed(e.Lost, measures.ResultLost)
-			t.renewalTime.Record(bg, e.Duration.Seconds())
+			if t.details {
+				t.renewalTime.Record(bg, e.Duration.Seconds(), t.all())
+			}
 		},
 		Retried: func(e relock.Retried) {
-			t.retries.Add(bg, 1, metric.WithAttributes(ScriptKey.String(e.Script)))
+			t.retries.Add(bg, 1, t.all(ScriptKey.String(e.Script)))
 		},
 		Reconnected: func(e relock.Reconnected) {
-			t.reconnects.Add(bg, 1)
-			t.downtime.Add(bg, e.Down.Seconds())
+			t.reconnects.Add(bg, 1, t.all())
+			t.downtime.Add(bg, e.Down.Seconds(), t.all())
 		},
 		Dropped: func(e relock.Dropped) {
-			t.dropped.Add(bg, int64(e.Events))
+			t.dropped.Add(bg, int64(e.Events), t.all())
 			t.inflight.Reset()
 			t.calls.reset()
 		},
@@ -217,7 +243,9 @@ func (t *Telemetry) ended(key inflight.Key, label string, ttl, held time.Duratio
 	if ttl > 0 && !key.Leader {
 		t.holdTTL.Record(bg, float64(held)/float64(ttl), t.with(label))
 	}
-	t.depth.Record(bg, int64(depth), t.with(label))
+	if t.details {
+		t.depth.Record(bg, int64(depth), t.with(label))
+	}
 	t.inflight.End(key, held)
 }
 
@@ -241,14 +269,28 @@ func (t *Telemetry) with(label string, attrs ...attribute.KeyValue) metric.Measu
 	return metric.WithAttributes(append(attrs, t.attributes(label)...)...)
 }
 
-// attributes returns the attributes of a lock: its mode and, if there is one, the lock attribute.
+// all returns attributes, and the attribute of the client.
+func (t *Telemetry) all(attrs ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributes(t.ofClient(attrs)...)
+}
+
+// ofClient adds the attribute of the client, if there is one.
+func (t *Telemetry) ofClient(attrs []attribute.KeyValue) []attribute.KeyValue {
+	if t.client != "" {
+		attrs = append(attrs, ClientKey.String(t.client))
+	}
+	return attrs
+}
+
+// attributes returns the attributes of a lock: its mode and, if there are any, the lock attribute and
+// that of the client.
 func (t *Telemetry) attributes(label string) []attribute.KeyValue {
 	mode, lock := measures.Split(label)
 	attrs := []attribute.KeyValue{ModeKey.String(mode)}
 	if t.label != nil {
 		attrs = append(attrs, LockKey.String(lock))
 	}
-	return attrs
+	return t.ofClient(attrs)
 }
 
 // observe reports what is in flight when somebody collects metrics.

@@ -7,9 +7,7 @@ import (
 	"maps"
 	"net"
 	"os"
-	"reflect"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -35,6 +33,7 @@ import (
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/measurestest"
 	"github.com/go-relock/relock/internal/redistest"
 	relockotel "github.com/go-relock/relock/otel"
 	"github.com/go-relock/relock/store/mem"
@@ -76,34 +75,34 @@ func (c *collected) metrics() []metricdata.Metrics {
 	return all.ScopeMetrics[0].Metrics
 }
 
-// values is what was collected, as name{attribute=value,...}; of a histogram the count, and the sum
-// as name.sum{...}.
+// values are the samples that were collected, named as package measurestest wants them.
 func (c *collected) values() map[string]float64 {
 	c.t.Helper()
 	all := make(map[string]float64)
 	for _, m := range c.metrics() {
+		name := strings.TrimPrefix(m.Name, "relock.client.")
 		switch data := m.Data.(type) {
 		case metricdata.Sum[int64]:
 			for _, p := range data.DataPoints {
-				all[m.Name+labels(p.Attributes)] = float64(p.Value)
+				all[name+labels(p.Attributes)] = float64(p.Value)
 			}
 		case metricdata.Sum[float64]:
 			for _, p := range data.DataPoints {
-				all[m.Name+labels(p.Attributes)] = p.Value
+				all[name+labels(p.Attributes)] = p.Value
 			}
 		case metricdata.Gauge[float64]:
 			for _, p := range data.DataPoints {
-				all[m.Name+labels(p.Attributes)] = p.Value
+				all[name+labels(p.Attributes)] = p.Value
 			}
 		case metricdata.Histogram[int64]:
 			for _, p := range data.DataPoints {
-				all[m.Name+labels(p.Attributes)] = float64(p.Count)
-				all[m.Name+".sum"+labels(p.Attributes)] = float64(p.Sum)
+				all[name+".count"+labels(p.Attributes)] = float64(p.Count)
+				all[name+".sum"+labels(p.Attributes)] = float64(p.Sum)
 			}
 		case metricdata.Histogram[float64]:
 			for _, p := range data.DataPoints {
-				all[m.Name+labels(p.Attributes)] = float64(p.Count)
-				all[m.Name+".sum"+labels(p.Attributes)] = p.Sum
+				all[name+".count"+labels(p.Attributes)] = float64(p.Count)
+				all[name+".sum"+labels(p.Attributes)] = p.Sum
 			}
 		default:
 			c.t.Fatalf("%s is %T", m.Name, data)
@@ -123,12 +122,52 @@ func labels(set attribute.Set) string {
 	return "{" + strings.Join(all, ",") + "}"
 }
 
-// changed is what of the values is not 0.
-func (c *collected) changed() map[string]float64 {
-	c.t.Helper()
-	all := c.values()
-	maps.DeleteFunc(all, func(_ string, v float64) bool { return v == 0 })
-	return all
+func TestEventsAreCounted(t *testing.T) {
+	measurestest.Run(t, func(t *testing.T, s measurestest.Setup) measurestest.Metrics {
+		t.Helper()
+		options := []relockotel.Option{relockotel.WithLockAttribute(s.Label)}
+		if s.Details {
+			options = append(options, relockotel.WithDetails())
+		}
+		c := collect(t, options...)
+		return measurestest.Metrics{Hooks: c.Hooks(), Values: c.values}
+	})
+}
+
+func TestTwoClientsAtOneProviderAreToldApart(t *testing.T) {
+	reader, spans := sdkmetric.NewManualReader(), tracetest.NewInMemoryExporter()
+	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	c := &collected{t: t, reader: reader, spans: spans}
+	for _, name := range []string{"orders", "billing"} {
+		telemetry, err := relockotel.New(relockotel.WithMeterProvider(meters), relockotel.WithClientAttribute(name),
+			relockotel.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))))
+		require.NoError(t, err)
+		locks, err := relock.Open(mem.New(), relock.WithHooks(telemetry.Hooks()))
+		require.NoError(t, err)
+		require.NoError(t, locks.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
+		require.NoError(t, locks.Close())
+		_, attrs := c.lastSpan(relockotel.SectionSpanName)
+		require.Equal(t, name, attrs["relock.client"])
+	}
+	got := c.values()
+	for sample := range got {
+		require.Regexp(t, `client=(orders|billing)[,}]`, sample)
+	}
+	for _, name := range []string{"orders", "billing"} {
+		require.Equal(t, 1., got["acquires{client="+name+",mode=exclusive,outcome=acquired,reentrant=false,waited=false}"])
+		require.Contains(t, got, "holds{client="+name+",mode=exclusive}")
+		require.Contains(t, got, "events.dropped{client="+name+"}")
+	}
+}
+
+func TestNameInSpansIsTheMappedOne(t *testing.T) {
+	c := collect(t, relockotel.WithLockAttribute(func(string) string { return "orders" }))
+	c.happens(relock.AcquireFinished{
+		Context: t.Context(), Name: "orders:jones", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeLocked,
+	})
+	_, attrs := c.lastSpan(relockotel.SpanName)
+	require.Equal(t, "orders", attrs["relock.lock"])
+	require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "jones")
 }
 
 // ended are the ended spans of a name, in the order of their ends.
@@ -190,12 +229,6 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// is compares two numbers that are whole, or near enough.
-func is(t *testing.T, want, got float64, msg ...any) {
-	t.Helper()
-	require.InDelta(t, want, got, 1e-9, msg...)
-}
-
 func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { //nolint:revive // t comes first in tests
 	t.Helper()
 	section, err := l.Lock(ctx)
@@ -212,230 +245,6 @@ func (c *collected) happens(e relock.AcquireFinished) {
 	e.Context = ctx
 	finished(start.Context, e)
 	hooks.AcquireFinished(e)
-}
-
-// newHolder makes a holder for events that a test makes up.
-func newHolder(t *testing.T) relock.Holder {
-	t.Helper()
-	c, err := relock.Open(mem.New())
-	require.NoError(t, err)
-	defer c.Close()
-	section, err := c.NewLock("a").Lock(t.Context())
-	require.NoError(t, err)
-	holder, _ := relock.HolderFrom(section)
-	return holder
-}
-
-func TestTheStoryOfALockIsCounted(t *testing.T) {
-	bubble(t, func(w *world) {
-		t := w.t
-		c := collect(t)
-		locks := w.client(relock.WithHooks(c.Hooks()), relock.WithTTL(10*time.Second))
-		l := locks.NewLock("a")
-
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
-		_, err := l.TryLock(t.Context())
-		require.ErrorIs(t, err, relock.ErrLocked)
-		_, err = l.TryLockFor(t.Context(), 2*time.Second)
-		require.ErrorIs(t, err, relock.ErrLocked)
-		synctest.Wait() // it has left the queue
-		next := make(chan context.Context, 1)
-		go func() {
-			section, err := l.Lock(t.Context())
-			if err != nil {
-				t.Error(err)
-			}
-			next <- section
-		}()
-		pass(3 * time.Second)
-		before := c.changed()
-		for _, sample := range []string{`relock.client.renewals{result=ok}`, `relock.client.renewal.duration`} {
-			require.GreaterOrEqual(t, before[sample], 1.)
-			delete(before, sample)
-		}
-		require.Equal(t, map[string]float64{
-			`relock.client.acquires{mode=exclusive,outcome=acquired,reentrant=false,waited=false}`: 1,
-			`relock.client.acquires{mode=exclusive,outcome=acquired,reentrant=true,waited=false}`:  1,
-			`relock.client.acquires{mode=exclusive,outcome=locked,reentrant=false,waited=false}`:   1,
-			`relock.client.acquires{mode=exclusive,outcome=locked,reentrant=false,waited=true}`:    1,
-			`relock.client.acquire.duration{mode=exclusive,outcome=acquired}`:                      1,
-			`relock.client.acquire.duration{mode=exclusive,outcome=locked}`:                        2,
-			`relock.client.acquire.duration.sum{mode=exclusive,outcome=locked}`:                    2,
-			`relock.client.acquire.ttl_ratio{mode=exclusive}`:                                      2,
-			`relock.client.acquire.ttl_ratio.sum{mode=exclusive}`:                                  .2,
-			`relock.client.queue.position{mode=exclusive}`:                                         2,
-			`relock.client.waiters{mode=exclusive}`:                                                1,
-			`relock.client.holds{mode=exclusive}`:                                                  1,
-			`relock.client.hold.max_age{mode=exclusive}`:                                           5,
-			`relock.client.hold.max_age_ttl{mode=exclusive}`:                                       .5,
-		}, before)
-
-		pass(20 * time.Second)
-		require.NoError(t, l.Unlock(inner))
-		require.NoError(t, l.Unlock(outer))
-		last := <-next
-		synctest.Wait()
-		got := c.changed()
-		is(t, 1, got[`relock.client.acquires{mode=exclusive,outcome=acquired,reentrant=false,waited=true}`])
-		is(t, 23, got[`relock.client.acquire.duration.sum{mode=exclusive,outcome=acquired}`])
-		is(t, 1, got[`relock.client.wakes{mode=exclusive,wake=grant}`])
-		is(t, 1, got[`relock.client.hold.duration{end=released,mode=exclusive}`])
-		is(t, 25, got[`relock.client.hold.duration.sum{end=released,mode=exclusive}`])
-		is(t, 2.5, got[`relock.client.hold.ttl_ratio.sum{mode=exclusive}`])
-		is(t, 1, got[`relock.client.hold.depth{mode=exclusive}`])
-		is(t, 2, got[`relock.client.hold.depth.sum{mode=exclusive}`])
-		is(t, 1, got[`relock.client.holds{mode=exclusive}`])
-		require.NotContains(t, got, `relock.client.waiters{mode=exclusive}`)
-
-		w.FlushAll()
-		<-last.Done()
-		require.ErrorIs(t, l.Unlock(last), relock.ErrLockLost)
-		synctest.Wait()
-		got = c.changed()
-		is(t, 1, got[`relock.client.losses{mode=exclusive,reason=taken}`])
-		is(t, 1, got[`relock.client.renewals{result=lost}`])
-		is(t, 1, got[`relock.client.hold.duration{end=lost,mode=exclusive}`])
-		is(t, 2, got[`relock.client.hold.depth{mode=exclusive}`])
-		require.NotContains(t, got, `relock.client.holds{mode=exclusive}`)
-
-		open := enter(t, t.Context(), l)
-		pass(time.Second)
-		require.NoError(t, locks.Close())
-		got = c.changed()
-		is(t, 1, got[`relock.client.hold.duration{end=closed,mode=exclusive}`])
-		require.NotContains(t, got, `relock.client.holds{mode=exclusive}`, "nobody tells of its end any more")
-		require.NoError(t, l.Unlock(open))
-	})
-}
-
-func TestTroubleWithRedisIsCounted(t *testing.T) {
-	bubble(t, func(w *world) {
-		t := w.t
-		c := collect(t)
-		l := w.client(relock.WithHooks(c.Hooks()), relock.WithTTL(10*time.Second)).NewLock("a")
-		section := enter(t, t.Context(), l)
-		w.SetError("LOADING Redis is loading the dataset in memory")
-		<-section.Done()
-		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost) // until here it is in use, and so no leak
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := l.Lock(ctx)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		synctest.Wait()
-		got := c.changed()
-		is(t, 1, got[`relock.client.losses{mode=exclusive,reason=expired}`])
-		require.Greater(t, got[`relock.client.renewals{result=failed}`], 2.)
-		require.NotContains(t, got, `relock.client.renewals{result=ok}`)
-		require.NotContains(t, got, `relock.client.holds{mode=exclusive}`)
-		require.Greater(t, got[`relock.client.retries{script=acquire}`], 2.)
-		is(t, 1, got[`relock.client.acquires{mode=exclusive,outcome=canceled,reentrant=false,waited=false}`])
-
-		w.SetError("")
-		section = enter(t, t.Context(), l)
-		w.SetError("NOAUTH Authentication required.")
-		require.ErrorContains(t, l.Unlock(section), "NOAUTH")
-		synctest.Wait()
-		w.SetError("")
-		got = c.changed()
-		is(t, 1, got[`relock.client.releases.unconfirmed{mode=exclusive}`])
-		require.NotContains(t, got, `relock.client.holds{mode=exclusive}`)
-	})
-}
-
-func TestALeakIsCounted(t *testing.T) {
-	server := redistest.Shared(t)
-	c := collect(t)
-	client, err := relock.New(server.Client(), relock.WithHooks(c.Hooks()), relock.WithTTL(2*time.Second))
-	require.NoError(t, err)
-	defer client.Close()
-	_, err = client.NewLock("leak").Lock(t.Context()) // the section's context is dropped
-	require.NoError(t, err)
-	redistest.Eventually(t, 20*time.Second, func() bool {
-		runtime.GC()
-		got := c.changed()
-		return got[`relock.client.leaks{mode=exclusive}`] == 1 && got[`relock.client.losses{mode=exclusive,reason=leaked}`] == 1
-	}, "the leak and the loss were told")
-	require.Zero(t, c.values()[`relock.client.holds{mode=exclusive}`])
-}
-
-func TestAPubSubConnectionThatComesBackIsCounted(t *testing.T) {
-	server := redistest.Shared(t)
-	faults := redistest.NewFaults()
-	defer faults.Close()
-	c := collect(t)
-	client, err := relock.New(server.Client(func(o *redis.Options) { o.Dialer = faults.Dialer(nil) }), relock.WithHooks(c.Hooks()))
-	require.NoError(t, err)
-	defer client.Close()
-	l := client.NewLock("reconnect")
-	section := enter(t, t.Context(), l)
-	waiting := make(chan error, 1)
-	go func() {
-		waiting <- l.Do(t.Context(), func(context.Context) error { return nil })
-	}()
-	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.waiters{mode=exclusive}`] == 1 }, "one waits")
-	faults.CutPubSub()
-	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.reconnects`] == 1 }, "it is back")
-	require.Positive(t, c.values()[`relock.client.reconnect.downtime`])
-	require.NoError(t, l.Unlock(section))
-	require.NoError(t, <-waiting)
-	redistest.Eventually(t, 10*time.Second, func() bool {
-		values := c.values() // between the two holds there is none, and still a waiter
-		return values[`relock.client.holds{mode=exclusive}`] == 0 && values[`relock.client.waiters{mode=exclusive}`] == 0
-	}, "both holds have ended, and nobody waits")
-}
-
-func TestEachModeIsAnAttribute(t *testing.T) {
-	server := redistest.Shared(t)
-	c := collect(t)
-	require.NotContains(t, c.values(), `relock.client.holds{mode=shared}`, "a program without readers has no series of them")
-	client, err := relock.New(server.Client(), relock.WithHooks(c.Hooks()))
-	require.NoError(t, err)
-	defer client.Close()
-	count := func(sample string, want float64) {
-		t.Helper()
-		redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[sample] == want }, "counted: %v %s", want, sample)
-	}
-	prices, tills := client.NewRWLock("prices:jones"), client.NewSemaphore("tills", 2)
-	permit := enter(t, t.Context(), tills)
-	count(`relock.client.holds{mode=permit}`, 1)
-	_, attrs := c.lastSpan(relockotel.SpanName)
-	require.Equal(t, "permit", attrs["relock.mode"])
-	one, two := enter(t, t.Context(), prices.RLocker()), enter(t, t.Context(), prices.RLocker())
-	count(`relock.client.holds{mode=shared}`, 2)
-	count(`relock.client.acquires{mode=shared,outcome=acquired,reentrant=false,waited=false}`, 2)
-
-	wrote, done := make(chan error, 1), make(chan struct{})
-	go func() {
-		section, err := prices.Lock(one)
-		if err == nil {
-			<-done
-			err = prices.Unlock(section)
-		}
-		wrote <- err
-	}()
-	count(`relock.client.waiters{mode=exclusive}`, 1)
-	_, err = prices.Lock(two)
-	require.ErrorIs(t, err, relock.ErrDeadlock)
-	count(`relock.client.acquires{mode=exclusive,outcome=deadlock,reentrant=true,waited=false}`, 1)
-	span, attrs := c.lastSpan(relockotel.SpanName)
-	require.Equal(t, sdktrace.Status{Code: codes.Error, Description: "the wait would be a deadlock"}, span.Status)
-	require.Equal(t, "deadlock", attrs["relock.outcome"])
-	require.Equal(t, "deadlock", attrs["error.type"])
-	require.Equal(t, "exclusive", attrs["relock.mode"])
-	require.NoError(t, prices.Unlock(two))
-	count(`relock.client.holds{mode=exclusive}`, 1) // an upgrade is a hold beside the reader's
-	count(`relock.client.holds{mode=shared}`, 1)
-	close(done)
-	require.NoError(t, <-wrote)
-	count(`relock.client.holds{mode=exclusive}`, 0)
-	count(`relock.client.holds{mode=shared}`, 1)
-	require.NoError(t, prices.Unlock(one))
-	require.NoError(t, tills.Unlock(permit))
-	count(`relock.client.hold.duration{end=released,mode=shared}`, 2)
-	count(`relock.client.hold.duration{end=released,mode=exclusive}`, 1)
-	count(`relock.client.hold.duration{end=released,mode=permit}`, 1)
-	require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "jones")
 }
 
 func TestTheSpanOfACircleOfWaitsHasNoNames(t *testing.T) {
@@ -593,57 +402,6 @@ func TestAnErrorWhoseTextHasTheNameIsNotInTheSpan(t *testing.T) {
 	}
 }
 
-func TestTheNameIsNoAttributeUnlessItIsMapped(t *testing.T) {
-	for _, test := range []struct {
-		name    string
-		options []relockotel.Option
-		lock    string
-	}{
-		{name: "by default"},
-		{name: "mapped", options: []relockotel.Option{relockotel.WithLockAttribute(func(name string) string {
-			class, _, _ := strings.Cut(name, ":")
-			return class
-		})}, lock: "orders"},
-		{name: "mapped by nil", options: []relockotel.Option{relockotel.WithLockAttribute(nil)}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			bubble(t, func(w *world) {
-				t := w.t
-				c := collect(t, test.options...)
-				locks := w.client(relock.WithHooks(c.Hooks()))
-				l := locks.NewLock("orders:jones")
-				section := enter(t, t.Context(), l)
-				_, err := l.TryLockFor(t.Context(), time.Second)
-				require.Error(t, err)
-				w.FlushAll()
-				<-section.Done()
-				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-				require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-				_ = enter(t, t.Context(), l)
-				require.NoError(t, locks.Close())
-				got := c.values()
-				require.Greater(t, len(got), 30)
-				ofClients := regexp.MustCompile(`^relock\.client\.(renewal|retries|reconnect|events)`)
-				for sample := range got {
-					require.NotContains(t, sample, "jones")
-					if test.lock != "" && !ofClients.MatchString(sample) {
-						require.Contains(t, sample, "lock="+test.lock)
-					} else {
-						require.NotContains(t, sample, "lock=")
-					}
-				}
-				_, attrs := c.lastSpan(relockotel.SpanName)
-				if test.lock != "" {
-					require.Equal(t, test.lock, attrs["relock.lock"])
-				} else {
-					require.NotContains(t, attrs, "relock.lock")
-				}
-				require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "jones")
-			})
-		})
-	}
-}
-
 func TestWhatIsNoUTF8IsInNoAttribute(t *testing.T) {
 	c := collect(t, relockotel.WithLockAttribute(func(name string) string {
 		class, _, _ := strings.Cut(name, ":")
@@ -653,7 +411,7 @@ func TestWhatIsNoUTF8IsInNoAttribute(t *testing.T) {
 		Context: t.Context(), Name: "caf\xe9:42", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeError,
 		Err: &relock.OpError{Op: "lock", Name: "caf\xe9:42", Err: errors.New("ERR \xff")},
 	})
-	require.Contains(t, c.values(), "relock.client.leaks{lock=caf\uFFFD,mode=exclusive}")
+	require.Contains(t, c.values(), "holds{lock=caf\uFFFD,mode=exclusive}")
 	span, attrs := c.lastSpan(relockotel.SpanName)
 	require.Equal(t, "caf\uFFFD", attrs["relock.lock"])
 	require.Equal(t, "ERR \uFFFD", span.Status.Description)
@@ -676,27 +434,6 @@ func TestAHolderThatIsNoUTF8IsInNoAttribute(t *testing.T) {
 	})
 }
 
-func TestCountersBeginWithZero(t *testing.T) {
-	c := collect(t)
-	before := c.values()
-	for sample, v := range before {
-		require.Zero(t, v, sample)
-	}
-	for _, sample := range []string{
-		`relock.client.leaks{mode=exclusive}`, `relock.client.losses{mode=exclusive,reason=expired}`, `relock.client.holds{mode=exclusive}`, `relock.client.retries{script=acquire}`,
-		`relock.client.acquires{mode=exclusive,outcome=locked,reentrant=false,waited=true}`,
-	} {
-		require.Contains(t, before, sample)
-	}
-
-	// With a lock attribute, when the lock is seen first, which is before anything is counted.
-	c = collect(t, relockotel.WithLockAttribute(func(string) string { return "x" }))
-	require.NotContains(t, c.values(), `relock.client.leaks{lock=x,mode=exclusive}`)
-	c.Hooks().AcquireStarted(relock.AcquireStarted{Name: "a", Mode: relock.ModeExclusive})
-	require.Contains(t, c.values(), `relock.client.leaks{lock=x,mode=exclusive}`)
-	require.Contains(t, c.values(), `relock.client.holds{lock=x,mode=exclusive}`)
-}
-
 // What is made before the global provider is set goes to the first one that is set in a process:
 // with -count, too.
 var (
@@ -708,24 +445,15 @@ func TestCountersBeginWithZeroAlsoWhereTheGlobalProviderIsSetLater(t *testing.T)
 	globalOnce.Do(func() {
 		before := otel.GetMeterProvider()
 		t.Cleanup(func() { otel.SetMeterProvider(before) })
-		telemetry, err := relockotel.New()
+		telemetry, err := relockotel.New(relockotel.WithDetails())
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, telemetry.Close()) })
 		c := &collected{Telemetry: telemetry, t: t, reader: sdkmetric.NewManualReader()}
 		otel.SetMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(c.reader)))
 		globalFirst = c.values()
 	})
-	for _, sample := range []string{"relock.client.holds{mode=exclusive}", "relock.client.leaks{mode=exclusive}", "relock.client.losses{mode=exclusive,reason=expired}", "relock.client.events.dropped"} {
+	for _, sample := range []string{"holds{mode=exclusive}", "leaks{mode=exclusive}", "losses{mode=exclusive,reason=expired}", "events.dropped"} {
 		require.Contains(t, globalFirst, sample)
-	}
-}
-
-func TestEveryHookIsUsed(t *testing.T) {
-	v := reflect.ValueOf(collect(t).Hooks())
-	for i := range v.NumField() {
-		if f := v.Type().Field(i); f.IsExported() {
-			require.False(t, v.Field(i).IsNil(), "%s: a new hook wants a metric", f.Name)
-		}
 	}
 }
 
@@ -750,79 +478,12 @@ func TestExemplarsLeadToTheSpanOfTheAcquire(t *testing.T) {
 	t.Fatal("no relock.client.acquire.duration")
 }
 
-func TestALeaderIsAHoldWithoutAnAge(t *testing.T) {
-	inMemory(t, func(c *collected, locks *relock.Client) {
-		t := c.t
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			done <- locks.NewLock("a").Lead(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
-		}()
-		pass(time.Hour)
-		is(t, 1, c.values()[`relock.client.holds{mode=exclusive}`])
-		require.Zero(t, c.values()[`relock.client.hold.max_age{mode=exclusive}`])
-		require.Zero(t, c.values()[`relock.client.hold.max_age_ttl{mode=exclusive}`])
-		stop()
-		require.NoError(t, <-done)
-		synctest.Wait()
-		require.Zero(t, c.values()[`relock.client.holds{mode=exclusive}`])
-		is(t, 1, c.values()[`relock.client.hold.duration{end=released,mode=exclusive}`])
-		require.NotContains(t, c.values(), `relock.client.hold.ttl_ratio{mode=exclusive}`)
-		require.NotContains(t, c.values(), `relock.client.acquire.ttl_ratio{mode=exclusive}`)
-	})
-}
-
-func TestDroppedEventsDoNotLeaveHoldsAndWaitersForEver(t *testing.T) {
-	c := collect(t)
-	hooks := c.Hooks()
-	h := newHolder(t)
-	hooks.AcquireFinished(relock.AcquireFinished{
-		Context: t.Context(), Name: "a", Mode: relock.ModeExclusive, Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired, Depth: 1,
-	})
-	hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: newHolder(t)})
-	is(t, 1, c.values()[`relock.client.holds{mode=exclusive}`])
-	is(t, 1, c.values()[`relock.client.waiters{mode=exclusive}`])
-	hooks.Dropped(relock.Dropped{Events: 5})
-	is(t, 5, c.values()[`relock.client.events.dropped`])
-	require.Zero(t, c.values()[`relock.client.holds{mode=exclusive}`])
-	require.Zero(t, c.values()[`relock.client.waiters{mode=exclusive}`])
-}
-
 func TestCloseEndsWhatTheMeterProviderAsksFor(t *testing.T) {
 	c := collect(t)
-	require.Contains(t, c.values(), `relock.client.holds{mode=exclusive}`)
+	require.Contains(t, c.values(), `holds{mode=exclusive}`)
 	require.NoError(t, c.Close())
-	require.NotContains(t, c.values(), `relock.client.holds{mode=exclusive}`)
+	require.NotContains(t, c.values(), `holds{mode=exclusive}`)
 	require.NoError(t, c.Close(), "again")
-}
-
-func TestCollectingAndEventsAtOnceAreSafe(t *testing.T) {
-	c := collect(t)
-	hooks := c.Hooks()
-	var work sync.WaitGroup
-	for range 4 {
-		h := newHolder(t)
-		work.Go(func() {
-			for range 200 {
-				hooks.AcquireStarted(relock.AcquireStarted{Name: "a", Mode: relock.ModeExclusive})
-				hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: h})
-				hooks.AcquireFinished(relock.AcquireFinished{
-					Context: context.Background(), Name: "a", Mode: relock.ModeExclusive, Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired,
-					Depth: 1, Waited: true, Queued: true,
-				})
-				hooks.Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: h, Err: errors.New("x")})
-			}
-		})
-		work.Go(func() {
-			for range 20 {
-				_ = c.reader.Collect(context.Background(), &metricdata.ResourceMetrics{})
-			}
-		})
-	}
-	work.Wait()
-	require.Zero(t, c.values()[`relock.client.holds{mode=exclusive}`])
-	require.Zero(t, c.values()[`relock.client.waiters{mode=exclusive}`])
-	is(t, 800, c.values()[`relock.client.releases.unconfirmed{mode=exclusive}`])
 }
 
 // badProvider gives a meter that refuses counters.
@@ -858,9 +519,9 @@ func TestWithoutProvidersTheGlobalOnesAreUsed(t *testing.T) {
 // The page and the package documentation list the metrics with kind and unit; neither may miss one,
 // or have one too many.
 func TestTheDocumentationListsEveryMetric(t *testing.T) {
-	c := collect(t)
+	c := collect(t, relockotel.WithDetails())
 	hooks := c.Hooks()
-	h := newHolder(t)
+	var h relock.Holder
 	hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: h})
 	hooks.AcquireFinished(relock.AcquireFinished{
 		Context: t.Context(), Name: "a", Mode: relock.ModeExclusive, Holder: h, Outcome: relock.OutcomeAcquired, Depth: 1, Waited: true, Queued: true, Wake: relock.WakeGrant, TTL: time.Second,

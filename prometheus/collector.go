@@ -16,7 +16,8 @@ import (
 // Collector is a [prometheus.Collector] of the events of locks whose clients have
 // [Collector.Hooks]. A Collector is safe for concurrent use.
 type Collector struct {
-	label func(name string) string // nil: no label
+	label   func(name string) string // nil: no label
+	details bool
 	lockMetrics
 	clientMetrics
 
@@ -37,7 +38,8 @@ type Option func(*config)
 
 type config struct {
 	label   func(name string) string
-	buckets []float64
+	details bool
+	buckets *[]float64 // nil: the default
 }
 
 // WithLockLabel adds a label "lock". The function f maps the name of a lock to one of a few values,
@@ -48,29 +50,42 @@ func WithLockLabel(f func(name string) string) Option {
 	return func(c *config) { c.label = f }
 }
 
+// WithDetails gives the histograms many buckets, adds the histograms of queue positions, of re-entry
+// and of renewals, and lets all counters begin with 0. A lock kind then has about 350 lines in a
+// scrape, in place of 30.
+func WithDetails() Option { return func(c *config) { c.details = true } }
+
 // WithDurationBuckets sets the upper bounds, in seconds, of the buckets for the time of acquires
 // and of holds, in increasing order; otherwise [New] panics, as [prometheus.NewHistogram] does. The
-// default goes from 0.5 ms to an hour. With no bounds these histograms are native ones only.
+// default is 10 ms, 100 ms, 1 s and 10 s, and with [WithDetails] 0.5 ms to an hour. With no bounds
+// these histograms are native ones only.
 func WithDurationBuckets(seconds ...float64) Option {
 	seconds = slices.Clone(seconds)
-	return func(c *config) { c.buckets = seconds }
+	return func(c *config) { c.buckets = &seconds }
 }
 
 // New makes a Collector, for one registry to register. The Collector counts the events of
 // [Collector.Hooks]. New panics if an option is nil.
 func New(options ...Option) *Collector {
-	cfg := config{buckets: measures.Seconds}
+	var cfg config
 	for _, option := range options {
 		if option == nil {
 			panic("relockprom: an Option is nil; leave it out instead")
 		}
 		option(&cfg)
 	}
+	bounds := measures.Few
+	if cfg.details {
+		bounds = measures.Details
+	}
+	if cfg.buckets != nil {
+		bounds.Seconds = *cfg.buckets
+	}
 	// With a lock label the histograms are made later, so wrong buckets panic here.
-	prometheus.NewHistogram(histogram(measures.HoldTime, cfg.buckets))
-	c := &Collector{label: cfg.label, inflight: inflight.New()}
-	c.makeLockMetrics(cfg.buckets)
-	c.makeClientMetrics()
+	prometheus.NewHistogram(histogram(measures.HoldTime, bounds.Seconds))
+	c := &Collector{label: cfg.label, details: cfg.details, inflight: inflight.New()}
+	c.makeLockMetrics(bounds)
+	c.makeClientMetrics(bounds)
 	c.waiters = c.gauge(measures.Waiters)
 	c.holds = c.gauge(measures.Holds)
 	c.maxAge = c.gauge(measures.MaxAge)
@@ -136,7 +151,9 @@ func (c *Collector) Hooks() relock.Hooks {
 		AcquireFinished: c.acquireFinished,
 		Queued: func(e relock.Queued) {
 			label := c.of(e.Name, e.Mode)
-			c.position.WithLabelValues(c.with(label)...).Observe(float64(e.Position))
+			if c.details {
+				c.position.WithLabelValues(c.with(label)...).Observe(float64(e.Position))
+			}
 			c.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder, false), label)
 		},
 		Released: func(e relock.Released) {
@@ -158,15 +175,22 @@ func (c *Collector) Hooks() relock.Hooks {
 		Leaked: func(e relock.Leaked) { c.leaks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
 		Wanted: func(e relock.Wanted) { c.asks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
 		Renewed: func(e relock.Renewed) {
-			c.renewals.WithLabelValues(measures.ResultOK).Add(float64(e.Locks - e.Failed - e.Lost))
-			c.renewals.WithLabelValues(measures.ResultFailed).Add(float64(e.Failed))
-			c.renewals.WithLabelValues(measures.ResultLost).Add(float64(e.Lost))
-			c.renewalTime.Observe(e.Duration.Seconds())
+			renewed := func(n int, result string) {
+				if n > 0 {
+					c.renewals.WithLabelValues(result).Add(float64(n))
+				}
+			}
+			renewed(e.Locks-e.Failed-e.Lost, measures.ResultOK)
+			renewed(e.Failed, measures.ResultFailed)
+			renewed(e.Lost, measures.ResultLost)
+			if c.details {
+				c.renewalTime.Observe(e.Duration.Seconds())
+			}
 		},
 		Retried: func(e relock.Retried) { c.retries.WithLabelValues(e.Script).Inc() },
 		Reconnected: func(e relock.Reconnected) {
-			c.reconnects.Inc()
-			c.downtime.Add(e.Down.Seconds())
+			c.reconnects.WithLabelValues().Inc()
+			c.downtime.WithLabelValues().Add(e.Down.Seconds())
 		},
 		Dropped: func(e relock.Dropped) {
 			c.dropped.Add(float64(e.Events))
@@ -219,6 +243,8 @@ func (c *Collector) ended(key inflight.Key, label, end string, held, ttl time.Du
 	if ttl > 0 && !key.Leader {
 		c.holdTTL.WithLabelValues(c.with(label)...).Observe(float64(held) / float64(ttl))
 	}
-	c.depth.WithLabelValues(c.with(label)...).Observe(float64(depth))
+	if c.details {
+		c.depth.WithLabelValues(c.with(label)...).Observe(float64(depth))
+	}
 	c.inflight.End(key, held)
 }

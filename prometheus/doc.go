@@ -5,8 +5,9 @@
 //	prometheus.MustRegister(metrics)
 //	client, err := relock.New(rdb, relock.WithHooks(metrics.Hooks()))
 //
-// One Collector serves all clients of a process; with several, or with hooks of your own, see
-// [relock.JoinHooks].
+// One Collector serves all clients of a process. To tell clients apart, make a Collector for each,
+// and register it with a label of its own, see [prometheus.WrapRegistererWith]. With several, or with
+// hooks of your own, see [relock.JoinHooks].
 //
 // # Metrics
 //
@@ -42,10 +43,9 @@
 // lock for reading) or permit (a semaphore).
 //
 // Histograms have classic buckets, and native ones for a Prometheus that asks for them; the alerts
-// and the dashboard want the classic ones (always_scrape_classic_histograms). Counters begin with
-// 0, not with their first event, so that increase() sees the first event after a scrape. Counters
-// of the modes shared and permit, and of a lock label, begin when a call asks for the first such
-// lock.
+// and the dashboard want the classic ones (always_scrape_classic_histograms). By default there are a
+// few buckets, and a series begins with its first event. [WithDetails] gives many buckets, the
+// histograms of queue positions, of depths and of renewals, and counters that begin with 0.
 //
 // The page docs/OBSERVABILITY.md of the repository has all label values, alerts, and a dashboard.
 // The module relock/otel has the same metrics under names of its own, so one registry can serve

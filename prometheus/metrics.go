@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/measures"
 )
 
@@ -16,10 +17,10 @@ type lockMetrics struct {
 	acquireTime *prometheus.HistogramVec
 	acquireTTL  *prometheus.HistogramVec
 	wakes       *prometheus.CounterVec
-	position    *prometheus.HistogramVec
+	position    *prometheus.HistogramVec // nil: no details
 	holdTime    *prometheus.HistogramVec
 	holdTTL     *prometheus.HistogramVec
-	depth       *prometheus.HistogramVec
+	depth       *prometheus.HistogramVec // nil: no details
 	unconfirmed *prometheus.CounterVec
 	losses      *prometheus.CounterVec
 	leaks       *prometheus.CounterVec
@@ -29,49 +30,62 @@ type lockMetrics struct {
 // clientMetrics count what happens to clients. They have no label of a lock.
 type clientMetrics struct {
 	renewals    *prometheus.CounterVec
-	renewalTime prometheus.Histogram
+	renewalTime prometheus.Histogram // nil: no details
 	retries     *prometheus.CounterVec
-	reconnects  prometheus.Counter
-	downtime    prometheus.Counter
+	reconnects  *prometheus.CounterVec
+	downtime    *prometheus.CounterVec
 	dropped     prometheus.Counter
 }
 
-// makeLockMetrics makes the metrics of locks. The buckets are those of durations, in seconds.
-func (c *Collector) makeLockMetrics(buckets []float64) {
+// makeLockMetrics makes the metrics of locks.
+func (c *Collector) makeLockMetrics(b measures.Bounds) {
 	c.acquires = c.counters(measures.Acquires, "outcome", "reentrant", "waited")
-	c.acquireTime = c.histograms(measures.AcquireTime, buckets, "outcome")
-	c.acquireTTL = c.histograms(measures.AcquireTTL, measures.TTLs)
+	c.acquireTime = c.histograms(measures.AcquireTime, b.Seconds, "outcome")
+	c.acquireTTL = c.histograms(measures.AcquireTTL, b.TTLs)
 	c.wakes = c.counters(measures.Wakes, "wake")
-	c.position = c.histograms(measures.Position, measures.Positions)
-	c.holdTime = c.histograms(measures.HoldTime, buckets, "end")
-	c.holdTTL = c.histograms(measures.HoldTTL, measures.TTLs)
-	c.depth = c.histograms(measures.Depth, measures.Depths)
+	c.holdTime = c.histograms(measures.HoldTime, b.Seconds, "end")
+	c.holdTTL = c.histograms(measures.HoldTTL, b.TTLs)
 	c.unconfirmed = c.counters(measures.Unconfirmed)
 	c.losses = c.counters(measures.Losses, "reason")
 	c.leaks = c.counters(measures.Leaks)
 	c.asks = c.counters(measures.Asks)
+	if c.details {
+		c.position = c.histograms(measures.Position, b.Positions)
+		c.depth = c.histograms(measures.Depth, b.Depths)
+	}
 }
 
-// makeClientMetrics makes the metrics of clients. Their series begin with 0.
-func (c *Collector) makeClientMetrics() {
+// makeClientMetrics makes the metrics of clients. With details their series begin with 0.
+func (c *Collector) makeClientMetrics(b measures.Bounds) {
 	c.renewals = prometheus.NewCounterVec(counter(measures.Renewals), []string{"result"})
-	c.renewalTime = prometheus.NewHistogram(histogram(measures.RenewalTime, measures.RoundTrips))
 	c.retries = prometheus.NewCounterVec(counter(measures.Retries), []string{"script"})
-	c.reconnects = prometheus.NewCounter(counter(measures.Reconnects))
-	c.downtime = prometheus.NewCounter(counter(measures.Downtime))
+	c.reconnects = prometheus.NewCounterVec(counter(measures.Reconnects), nil)
+	c.downtime = prometheus.NewCounterVec(counter(measures.Downtime), nil)
 	c.dropped = prometheus.NewCounter(counter(measures.Dropped))
-	c.counted = append(c.counted, c.renewals, c.renewalTime, c.retries, c.reconnects, c.downtime, c.dropped)
+	c.counted = append(c.counted, c.renewals, c.retries, c.reconnects, c.downtime, c.dropped)
+	if !c.details {
+		return
+	}
+	c.renewalTime = prometheus.NewHistogram(histogram(measures.RenewalTime, b.RoundTrips))
+	c.counted = append(c.counted, c.renewalTime)
 	for _, r := range measures.Results {
 		c.renewals.WithLabelValues(r)
 	}
 	for _, s := range measures.Scripts {
 		c.retries.WithLabelValues(s)
 	}
+	c.reconnects.WithLabelValues()
+	c.downtime.WithLabelValues()
 }
 
-// know makes the series of the labels of a lock begin with 0.
+// know makes series of the labels of a lock begin with 0: with details all whose labels are known,
+// and otherwise the one without which the share of calls that get the lock is unknown.
 func (c *Collector) know(label string) {
 	if !c.inflight.Know(label) {
+		return
+	}
+	c.acquires.WithLabelValues(c.with(label, string(relock.OutcomeAcquired), "false", "false")...)
+	if !c.details {
 		return
 	}
 	for _, o := range measures.Outcomes {

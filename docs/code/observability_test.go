@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
@@ -33,6 +35,35 @@ func observed(rdb redis.UniversalClient, logger *slog.Logger) (*relock.Client, e
 }
 
 // end
+
+// page: apart
+// apart makes hooks for one of several clients of a process, whose metrics have the label client.
+func apart(name string, registry prometheus.Registerer, meters metric.MeterProvider) (relock.Hooks, error) {
+	metrics := relockprom.New()
+	if err := prometheus.WrapRegistererWith(prometheus.Labels{"client": name}, registry).Register(metrics); err != nil {
+		return relock.Hooks{}, err
+	}
+	telemetry, err := relockotel.New(relockotel.WithMeterProvider(meters), relockotel.WithClientAttribute(name))
+	if err != nil {
+		return relock.Hooks{}, err
+	}
+	return relock.JoinHooks(metrics.Hooks(), telemetry.Hooks()), nil
+}
+
+// end
+
+func TestClientsAreToldApartAsThePageSays(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	for _, name := range []string{"orders", "billing"} {
+		_, err := apart(name, registry, noop.NewMeterProvider())
+		require.NoError(t, err)
+	}
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	for _, family := range families {
+		require.Len(t, family.GetMetric(), 2, family.GetName())
+	}
+}
 
 // page: label
 // kindOf maps the name of a lock to one of a few values.

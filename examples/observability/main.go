@@ -137,7 +137,7 @@ func newMetrics() (*metrics, error) {
 // register makes the metrics of both modules. The two registries may be one: no name is in both
 // modules. The options are those of the exporter of OpenTelemetry.
 func register(registry, otelRegistry prometheus.Registerer, options ...otelprom.Option) (relock.Hooks, error) {
-	collector := relockprom.New(relockprom.WithLockLabel(kindOf))
+	collector := relockprom.New(relockprom.WithDetails(), relockprom.WithLockLabel(kindOf))
 	if err := registry.Register(collector); err != nil {
 		return relock.Hooks{}, err
 	}
@@ -145,7 +145,7 @@ func register(registry, otelRegistry prometheus.Registerer, options ...otelprom.
 	if err != nil {
 		return relock.Hooks{}, err
 	}
-	telemetry, err := relockotel.New(relockotel.WithLockAttribute(kindOf),
+	telemetry, err := relockotel.New(relockotel.WithDetails(), relockotel.WithLockAttribute(kindOf),
 		relockotel.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))))
 	if err != nil {
 		return relock.Hooks{}, err

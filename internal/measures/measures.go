@@ -72,17 +72,27 @@ var (
 		"Events that are in no metric, because too many waited for the hooks."}
 )
 
-// The default upper bounds of the buckets.
-var (
-	Seconds = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300,
-		1800, 3600}
-	RoundTrips = Seconds[:14] // in seconds
-	TTLs       = []float64{.1, .25, .5, .75, 1, 1.5, 2, 3, 5, 10, 30, 100, 1000}
-	Positions  = []float64{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}
-	Depths     = []float64{1, 2, 3, 4, 5, 8, 16, 32, 64}
-)
+// Bounds are the upper bounds of the buckets of histograms.
+type Bounds struct {
+	Seconds, RoundTrips []float64 // in seconds
+	TTLs                []float64 // in TTLs of the lock
+	Positions, Depths   []float64
+}
 
-// The label values that are known before anything happens. Their counters begin with 0.
+// Few are the default bounds: a few time series a lock, and what the alerts ask for.
+var Few = Bounds{Seconds: []float64{.01, .1, 1, 10}, TTLs: []float64{1, 2}}
+
+// Details are the bounds for programs that want details.
+var Details = Bounds{
+	Seconds: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300,
+		1800, 3600},
+	RoundTrips: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+	TTLs:       []float64{.1, .25, .5, .75, 1, 1.5, 2, 3, 5, 10, 30, 100, 1000},
+	Positions:  []float64{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024},
+	Depths:     []float64{1, 2, 3, 4, 5, 8, 16, 32, 64},
+}
+
+// The label values that are known before anything happens. With details their counters begin with 0.
 var (
 	Outcomes = []relock.Outcome{
 		relock.OutcomeAcquired, relock.OutcomeLocked, relock.OutcomeCanceled, relock.OutcomeClosed, relock.OutcomeLost,
