@@ -70,6 +70,14 @@ func newID(client string) store.ID { return store.ID(fmt.Sprintf("%s:1:%d", clie
 // promises says whether the store makes a promise.
 func (b *bench) promises(p Promise) bool { return b.suite.Reason(p) == "" }
 
+// named returns the name of a hold in State and Busy.
+func (b *bench) named(id store.ID) store.ID {
+	if b.h.Shown == nil {
+		return id
+	}
+	return b.h.Shown(id)
+}
+
 // last returns the error of a call.
 func last[T any](_ T, err error) error { return err }
 
@@ -113,7 +121,7 @@ func (b *bench) look() store.State {
 // read-write locks and semaphores: then Count is 1.
 func (b *bench) requireOwner(a store.Ask, count int) {
 	state := b.look()
-	require.Equal(b.t, a.ID, state.Owner)
+	require.Equal(b.t, b.named(a.ID), state.Owner)
 	if b.kind == store.Mutex || state.Count != 1 {
 		require.Equal(b.t, count, state.Count)
 	}
@@ -141,7 +149,11 @@ func (b *bench) requireBusy(err error, owners ...store.ID) {
 
 func (b *bench) requireRefusal(busy *store.Busy, owners ...store.ID) {
 	require.NotNil(b.t, busy)
-	require.Contains(b.t, append(owners, ""), busy.Owner)
+	names := []store.ID{""}
+	for _, owner := range owners {
+		names = append(names, b.named(owner))
+	}
+	require.Contains(b.t, names, busy.Owner)
 	require.Positive(b.t, busy.TTL)
 	require.LessOrEqual(b.t, busy.TTL, long)
 }

@@ -183,8 +183,8 @@ func forgetMany(b *bench) {
 	for _, a := range asks {
 		state, err := b.st.Look(b.ctx, a)
 		require.NoError(b.t, err)
-		require.Equal(b.t, a.Name == b.name, state.Owner == keep.ID)
-		require.NotEqual(b.t, a.ID, state.Owner)
+		require.Equal(b.t, a.Name == b.name, state.Owner == b.named(keep.ID))
+		require.NotEqual(b.t, b.named(a.ID), state.Owner)
 	}
 	b.release(keep)
 	require.Empty(b.t, b.st.Forget(b.ctx, nil))

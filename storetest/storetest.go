@@ -72,6 +72,8 @@ type Harness struct {
 	BadNames []string
 	// SameNames are pairs of spellings of one lock.
 	SameNames [][2]string
+	// Shown returns the name that State and Busy have for a hold. nil: its ID.
+	Shown func(store.ID) store.ID
 }
 
 // Server keeps the locks of one subtest. Without a hook, Run logs each subtest in need of the hook.

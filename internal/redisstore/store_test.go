@@ -46,6 +46,47 @@ func TestRedisStoreKeepsThePromisesOfStores(t *testing.T) {
 	})
 }
 
+func TestTheLayoutOfRedissonKeepsThePromisesOfStores(t *testing.T) {
+	for name, fenced := range map[string]bool{"RLock": false, "RFencedLock": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			rdb := server.Client()
+			without := map[storetest.Promise]string{
+				storetest.FIFO:       "Redisson's lock has no queue: whoever asks first has the lock",
+				storetest.Kinds:      "relock's own layout only",
+				storetest.Several:    "relock's own layout only",
+				storetest.WaitGraph:  "the fields that Redis shows are not the holds that wait",
+				storetest.Lending:    "relock's own layout only",
+				storetest.Asking:     "relock's own layout only",
+				storetest.Announcing: "relock's own layout only",
+				storetest.Listing:    "relock's own layout only",
+			}
+			if !fenced {
+				without[storetest.Tokens] = "only a fenced lock of Redisson has tokens"
+			}
+			storetest.Run(t, storetest.Harness{
+				Start: func(t *testing.T) storetest.Server {
+					t.Helper()
+					return storetest.Server{
+						New: func() store.Store {
+							s, err := New(server.Client(), Options{Layout: Layout{Redisson: true, Fenced: fenced}, Scripts: scripts})
+							require.NoError(t, err)
+							return s
+						},
+						Interrupt: func() func() { server.Pause(); return server.Resume },
+						Lose:      func(name string) { require.NoError(t, rdb.Del(t.Context(), name).Err()) },
+					}
+				},
+				Without:  without,
+				TTL:      time.Second,
+				Parallel: true,
+				Shown:    func(id store.ID) store.ID { return store.ID(redissonField(id)) },
+			})
+		})
+	}
+}
+
 // faulty is a rig whose store has connections that misbehave.
 func faulty(t *testing.T) (*rig, *redistest.Faults) {
 	t.Helper()
