@@ -20,7 +20,7 @@ import (
 // Times that suit real servers.
 const (
 	long     = time.Minute      // a lease that does not end
-	patience = 40 * time.Second // at most, until a thing happens that should happen at once
+	patience = 30 * time.Second // at most, until a thing happens that should happen at once
 	prompt   = 20 * time.Second // at most, until a call returns whose context is done
 
 	// brief is the patience of a call that gives up: time for a few commands on a busy machine.

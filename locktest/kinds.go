@@ -2,12 +2,9 @@ package locktest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -20,12 +17,10 @@ import (
 var kindTests = []test{
 	{name: "Readers enter together and a writer alone", run: readersTogether, needs: Kinds, short: true},
 	{name: "Every verb for reading enters as a reader", run: readVerbs, needs: Kinds},
-	{name: "Readers behind a writer enter together", run: readersQueue, needs: Kinds, also: FIFO},
 	{name: "Unlock leaves the nearest entry in any mode", run: unlockNearest, needs: Kinds},
 	{name: "Reads and writes inside of each other", run: nestModes, needs: Kinds},
-	{name: "The only reader writes at once", run: upgradeOnly, needs: Kinds},
 	{name: "An upgrade waits and keeps its read", run: upgradeWaits, needs: Kinds},
-	{name: "A second upgrade is a deadlock", run: upgradeDeadlock, needs: Kinds},
+	{name: "A second upgrade is refused, and its read goes on", run: upgradeDeadlock, needs: Kinds},
 	{name: "An upgrade ends with its context or its read", run: upgradeEnds, needs: Kinds},
 	{name: "A read goes on after the write around it", run: downgrade, needs: Kinds},
 	{name: "A read inside of two writes goes on", run: downgradeTwice, needs: Kinds},
@@ -33,25 +28,18 @@ var kindTests = []test{
 	{name: "A read inside of a write ends with its loss", run: lostWrite, needs: Kinds},
 	{name: "A read goes on through a section of another lock", run: downgradeThrough, needs: Kinds},
 	{name: "A lost read ends the write inside of it", run: lostRead, needs: Kinds},
-	{name: "Tokens grow with every writer", run: writerTokens, needs: Kinds, also: Tokens},
-	{name: "Readers have the token of the last writer", run: readerTokens, needs: ReaderTokens, also: Tokens},
-	{name: "A semaphore lets n in", run: semaphoreLets, needs: Semaphores},
-	{name: "The smallest n of a semaphore counts", run: semaphoreSmallest, needs: Semaphores},
+	{name: "A reader has one token until it writes", run: readerTokens, needs: ReaderTokens, also: Tokens},
 	{name: "A call inside of a permit takes no second one", run: semaphoreAgain, needs: Semaphores, short: true},
 	{name: "State names all holders and their modes", run: stateHolders, needs: Semaphores},
 	{name: "ForceUnlock takes the lock from all readers", run: forceReaders, needs: Kinds},
 	{name: "ForceUnlock takes all permits", run: forcePermits, needs: Semaphores},
-	{name: "A name is one kind of lock at a time", run: oneKind, needs: Kinds},
+	{name: "Every verb of another kind of lock is refused", run: oneKind, needs: Kinds},
 	{name: "Readers outlive their TTL", run: readersRenewed, needs: Kinds},
-	{name: "Permits outlive their TTL", run: permitsRenewed, needs: Semaphores},
-	{name: "The lease of one reader ends alone", run: readerFixed, needs: Kinds},
 	{name: "WithMaxHold ends a reader alone", run: readerMaxHold, needs: Kinds},
 	{name: "WithLocalPass has no effect on readers", run: readersPass, needs: Kinds, also: LocalPass},
 	{name: "WithLocalPass has no effect on permits", run: permitsPass, needs: Semaphores, also: LocalPass},
 	{name: "Close ends readers", run: readersClose, needs: Kinds},
 	{name: "Close ends permits", run: permitsClose, needs: Semaphores},
-	{name: "Many readers, writers and upgrades at once", run: readersMany, needs: Kinds},
-	{name: "Many permits at once", run: permitsMany, needs: Semaphores},
 	{name: "Wrong permits and RWLocks are told", run: kindsInvalid},
 }
 
@@ -131,41 +119,6 @@ func (b *bench) token(l *relock.Lock, section context.Context) int64 { //nolint:
 func (b *bench) seen(l *relock.Lock, section context.Context) int64 { //nolint:revive // as l.Token(section)
 	b.t.Helper()
 	return -b.token(l, section)
-}
-
-func semaphoreLets(b *bench) {
-	l, there := b.semaphore(b.one, "a", 3), b.semaphore(b.other, "a", 3)
-	in := []context.Context{b.enter(b.ctx, l), b.enter(b.ctx, l), b.enter(b.ctx, l)}
-	b.requireHolders(there, in...)
-	b.requireBusy(l, there)
-	line := []*call{b.wait(b.ctx, there.Lock), b.wait(b.ctx, tryFor(there, long))}
-	b.unlock(l, in[1])
-	next := b.get(line[0])
-	b.waits(line[1])
-	b.requireHolders(l, in[0], in[2], next)
-	b.unlock(l, in[0])
-	last := b.get(line[1])
-	b.requireHolders(l, in[2], next, last)
-	require.Equal(b.t, []relock.Mode{relock.ModePermit, relock.ModePermit, relock.ModePermit}, modes(b.state(l)))
-	b.requireOpen(in[2], next, last)
-	b.unlock(there, last, next)
-	b.unlock(l, in[2])
-	require.NoError(b.t, l.Do(b.ctx, func(ctx context.Context) error { b.requireHolders(there, ctx); return nil }))
-	b.requireKinds(l.Unlock(in[2]), relock.ErrNotHeld)
-}
-
-func semaphoreSmallest(b *bench) {
-	old, fresh := b.semaphore(b.one, "a", 2), b.semaphore(b.other, "a", 3)
-	small, large := b.enter(b.ctx, old), b.enter(b.ctx, fresh)
-	b.requireBusy(old, fresh)
-	c := b.wait(b.ctx, fresh.Lock)
-	b.unlock(old, small)
-	in := []context.Context{large, b.get(c), b.enter(b.ctx, fresh)}
-	b.requireBusy(old, fresh)
-	b.requireHolders(old, in...)
-	b.unlock(fresh, in[0])
-	b.requireBusy(old)
-	b.unlock(fresh, in[1:]...)
 }
 
 func semaphoreAgain(b *bench) {
@@ -295,39 +248,6 @@ func readersRenewed(b *bench) {
 	b.unlock(rw, writer, inner, reader)
 }
 
-func permitsRenewed(b *bench) {
-	permits := b.semaphore(b.one, "b", 2, relock.WithTTL(b.h.TTL))
-	first, second := b.enter(b.ctx, permits), b.enter(b.ctx, permits)
-	for range 5 {
-		b.pause(b.h.TTL / 2)
-		b.requireOpen(first, second)
-		b.requireHolders(permits, first, second)
-		b.requireBusy(b.semaphore(b.other, "b", 2))
-	}
-	b.unlock(permits, first, second)
-}
-
-func readerFixed(b *bench) {
-	l, there := b.rwLocks(relock.WithFixedLease(b.h.TTL))
-	b.unlock(l, b.enter(b.ctx, l))
-	extended, brief := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, l.RLocker())
-	require.NoError(b.t, l.Extend(extended, long))
-	require.Greater(b.t, l.Remaining(extended), long/2)
-	c := b.wait(b.ctx, there.Lock)
-	cause := b.ends(brief)
-	b.requireLost(cause, l, relock.LossExpired)
-	b.eventually("the lease ends", func() bool { return len(b.state(l).Others) == 0 })
-	b.requireHolders(l, extended)
-	b.waits(c)
-	require.Greater(b.t, b.state(there).TTL, long/2)
-	require.NoError(b.t, l.RLocker().Extend(extended, long))
-	b.requireKinds(b.rwLock(b.other, "a").Extend(extended, long), relock.ErrNotHeld)
-	b.requireOpen(extended)
-	require.Equal(b.t, cause, l.Unlock(brief))
-	b.unlock(l, extended)
-	b.unlock(there, b.get(c))
-}
-
 func readerMaxHold(b *bench) {
 	limited := b.rwLock(b.one, "a", relock.WithTTL(b.h.TTL), relock.WithMaxHold(2*b.h.TTL))
 	l, there := b.rwLocks()
@@ -412,92 +332,6 @@ func permitsClose(b *bench) {
 		} else {
 			b.requireKinds(permits.Unlock(permit), relock.ErrClosed)
 		}
-	}
-}
-
-// hall has the readers and writers that are in.
-type hall struct{ readers, writers, clashes atomic.Int32 }
-
-// write visits as a writer, beside so many readers of its own.
-func (h *hall) write(own int32) {
-	if h.writers.Add(1) != 1 || h.readers.Load() != own {
-		h.clashes.Add(1)
-	}
-	<-time.After(100 * time.Microsecond)
-	h.writers.Add(-1)
-}
-
-// read visits as a reader, and runs fn as one.
-func (h *hall) read(fn func() error) error {
-	h.readers.Add(1)
-	if h.writers.Load() != 0 {
-		h.clashes.Add(1)
-	}
-	<-time.After(100 * time.Microsecond)
-	defer h.readers.Add(-1)
-	return fn()
-}
-
-func readersMany(b *bench) {
-	var h hall
-	var locks []*relock.RWLock
-	for _, c := range []*relock.Client{b.one, b.other, b.client()} {
-		locks = append(locks, b.rwLock(c, "a"))
-	}
-	b.many(func(i, n int) error { return h.visit(b.ctx, locks[i%len(locks)], (i+n)%4) })
-	require.Zero(b.t, h.clashes.Load())
-}
-
-func permitsMany(b *bench) {
-	var permits atomic.Int32
-	var locks []*relock.Lock
-	for _, c := range []*relock.Client{b.one, b.other, b.client()} {
-		locks = append(locks, b.semaphore(c, "b", 2))
-	}
-	b.many(func(i, _ int) error {
-		return locks[i%len(locks)].Do(b.ctx, func(context.Context) error {
-			defer permits.Add(-1)
-			if in := permits.Add(1); in > 2 {
-				return fmt.Errorf("%d permits", in)
-			}
-			<-time.After(100 * time.Microsecond)
-			return nil
-		})
-	})
-}
-
-// many runs a few visits in each of a dozen goroutines.
-func (b *bench) many(visit func(i, n int) error) {
-	var all sync.WaitGroup
-	errs := make([]error, 12)
-	for i := range errs {
-		all.Go(func() {
-			for n := range 6 {
-				errs[i] = errors.Join(errs[i], visit(i, n))
-			}
-		})
-	}
-	all.Wait()
-	require.NoError(b.t, errors.Join(errs...))
-}
-
-// visit visits as a writer, as a reader that writes in between, or as a reader.
-func (h *hall) visit(ctx context.Context, l *relock.RWLock, as int) error {
-	switch as {
-	case 0:
-		return l.Do(ctx, func(context.Context) error { h.write(0); return nil })
-	case 1:
-		return l.RDo(ctx, func(ctx context.Context) error {
-			return h.read(func() error {
-				err := l.Do(ctx, func(context.Context) error { h.write(1); return nil })
-				if errors.Is(err, store.ErrDeadlock) && relock.NotEntered(err) {
-					return nil // another reader waits to write
-				}
-				return err
-			})
-		})
-	default:
-		return l.RDo(ctx, func(context.Context) error { return h.read(func() error { return nil }) })
 	}
 }
 

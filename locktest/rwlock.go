@@ -76,28 +76,6 @@ func readVerbs(b *bench) {
 	require.Equal(b.t, 4, ran)
 }
 
-func readersQueue(b *bench) {
-	l, there := b.rwLocks()
-	writer := b.enter(b.ctx, l)
-	var line []*call
-	for _, lock := range []locking{there.RLock, l.RLock, there.RLock, there.Lock, l.RLock} {
-		line = append(line, b.wait(b.ctx, lock))
-		require.Equal(b.t, len(line), b.state(l).Waiters)
-	}
-	b.unlock(l, writer)
-	first, second, third := b.get(line[0]), b.get(line[1]), b.get(line[2])
-	b.requireHolders(l, first, second, third)
-	b.unlock(l, second)
-	b.unlock(there, first)
-	b.waits(line[3])
-	b.waits(line[4])
-	b.unlock(there, third)
-	writer = b.get(line[3])
-	b.waits(line[4])
-	b.unlock(there, writer)
-	b.unlock(l, b.get(line[4]))
-}
-
 func unlockNearest(b *bench) {
 	type key struct{}
 	l, there := b.rwLocks()
@@ -157,31 +135,16 @@ func nestModes(b *bench) {
 	}
 }
 
-func upgradeOnly(b *bench) {
+func upgradeWaits(b *bench) {
 	l, there := b.rwLocks()
 	reader := b.enter(b.ctx, l.RLocker())
-	for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, 0), tryFor(l, patience)} {
+	for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, 0), tryFor(l, patience)} { // of the only reader
 		section, err := lock(reader)
 		require.NoError(b.t, err)
 		require.Equal(b.t, b.holder(reader), b.holder(section))
 		b.unlock(l, section)
 	}
-	c, late := b.wait(b.ctx, there.Lock), b.wait(b.ctx, l.RLock)
-	writer := b.enter(reader, l)
-	b.requireHolders(l, reader, writer)
-	require.Equal(b.t, []relock.Mode{relock.ModeExclusive, relock.ModeShared}, modes(b.state(l)))
-	b.requireBusy(there, there.RLocker())
-	b.unlock(l, writer)
-	b.waits(c)
-	b.requireOpen(reader)
-	b.unlock(l, reader)
-	b.unlock(there, b.get(c))
-	b.unlock(l, b.get(late))
-}
-
-func upgradeWaits(b *bench) {
-	l, there := b.rwLocks()
-	reader, beside := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, there.RLocker())
+	beside := b.enter(b.ctx, there.RLocker())
 	b.requireRefused(last(l.TryLock(reader)), l, b.holder(beside))
 	c := b.wait(reader, l.Lock)
 	if b.promises(FIFO) {
@@ -268,31 +231,6 @@ func lostRead(b *bench) {
 	b.unlock(l, writer)
 	require.Equal(b.t, cause, l.Unlock(reader))
 	b.unlock(there, b.enter(b.ctx, there))
-}
-
-// writerTokens draws tokens around readers, whose tokens are negative.
-func writerTokens(b *bench) {
-	here, there := b.rwLocks()
-	l, other := here.RLocker(), there.RLocker()
-	var newest int64
-	for range 3 {
-		writer := b.enter(b.ctx, here)
-		token := b.token(here.Writer(), writer)
-		require.Greater(b.t, token, newest, "a writer draws a larger token")
-		inner := b.enter(writer, l)
-		seen := b.seen(l, inner)
-		require.GreaterOrEqual(b.t, seen, token, "a reader behind a writer")
-		b.unlock(here, writer)
-		beside := b.enter(b.ctx, other)
-		newest = max(seen, b.seen(other, beside))
-		require.Equal(b.t, seen, b.seen(l, inner), "a hold has one token")
-		b.unlock(other, beside)
-		up := b.enter(inner, here)
-		token = b.token(here.Writer(), up)
-		require.Greater(b.t, token, newest, "an upgrade draws a larger token")
-		newest = token
-		b.unlock(here, up, inner)
-	}
 }
 
 func readerTokens(b *bench) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/promise"
+	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/store"
 )
 
@@ -227,7 +228,7 @@ func (b *bench) promptly(call func()) {
 	go func() { defer close(done); call() }()
 	select {
 	case <-done:
-	case <-time.After(prompt):
+	case <-time.After(bound.Of(prompt)):
 		require.FailNow(b.t, "a call does not return promptly although its context is done")
 	}
 }

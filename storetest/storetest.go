@@ -90,8 +90,8 @@ type Server struct {
 // Times that suit real servers.
 const (
 	long     = time.Minute      // a lease without an end
-	patience = 40 * time.Second // limit of everything that takes no time
-	prompt   = 20 * time.Second // limit of a call whose context is done
+	patience = 30 * time.Second // limit of everything that takes no time
+	prompt   = 2 * time.Second  // limit of a call whose context is done
 )
 
 // Needs of a subtest beside a promise of the store.
