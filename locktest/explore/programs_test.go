@@ -27,7 +27,7 @@ type script struct {
 
 const (
 	ttl    = 3 * time.Second
-	pieces = 5
+	pieces = 3
 )
 
 func (s script) client(options ...relock.Option) *relock.Client {
