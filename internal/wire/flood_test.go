@@ -208,7 +208,8 @@ func TestTheTimeInTheQueueIsNoTimeOfTheAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBusy(t, 1)
 		q := &b.wire.batcher
-		q.sends = 1
+		synctest.Wait()
+		require.True(t, q.enter(&flight{}))
 		var r reports
 		go func() {
 			time.Sleep(time.Minute) //nolint:forbidigo // fake time

@@ -18,7 +18,8 @@ import (
 // context can end, it waits for the answer until then, too. If rdb keeps deadlines, such an attempt
 // is sent by its caller, and waits for its answer for quickLimit. An attempt that is over without
 // an answer is repeated at once, and not as a quick one. So nobody notices the end of a context
-// later than 2 * quickLimit behind the send. A call that has to queue is never a quick one.
+// later than 4 * quickLimit. The limits count from the send, and no call that has to queue is a
+// quick one: a process or a server that is late for a while makes no repeats.
 
 const (
 	quickLimit  = 25 * time.Millisecond
