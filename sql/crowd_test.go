@@ -116,6 +116,22 @@ func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 	})
 }
 
+// New callers of a name have all turns of asks, for as long as two waiters are granted the lock.
+func TestTheFirstWaitersDoNotAskBehindNewCallers(t *testing.T) {
+	onEach(t, func(d *rig) {
+		s := d.store(d.T)
+		owner := try(d, d.past(d), ask(2*time.Second)) // which nobody renews
+		first, second := wait(d, s, ask(time.Minute)), wait(d, s, ask(time.Minute))
+		leave, err := s.FillAsks(d.Context(), owner.Name)
+		require.NoError(d, err)
+		defer leave()
+		l := first.get(d, time.Minute)
+		<-time.After(100 * time.Millisecond) // the second one asks, too, at the end of the lease
+		require.NoError(d, s.Release(d.Context(), l, 0))
+		require.NoError(d, s.Release(d.Context(), second.get(d, time.Minute), 0))
+	})
+}
+
 // An attempt that gives up leaves its wait for the row to MariaDB, with a connection.
 func TestAWaitForARowInMariaDBEndsWithItsAttempt(t *testing.T) {
 	d := &rig{t, mariadb(t)}

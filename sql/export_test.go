@@ -40,3 +40,13 @@ func (t Turns) Enter(ctx context.Context, name string) (leave func(), err error)
 func (t Turns) Release(ctx context.Context, name string) (leave func(), err error) {
 	return t.take(ctx, releasing, name)
 }
+
+// FillAsks takes all turns of asks for a name, until leave.
+func (s *Store) FillAsks(ctx context.Context, name string) (leave func(), err error) {
+	first, err := s.turns().take(ctx, asking, name)
+	if err != nil {
+		return nil, err
+	}
+	second, err := s.turns().take(ctx, asking, name)
+	return func() { first(); second() }, err
+}

@@ -265,6 +265,7 @@ type place struct {
 type ways struct {
 	join    bool // puts a hold that is not let in into the queue
 	keepAll bool // keeps the places of all waiters of the store
+	next    bool // is of one of the first waiters, who hears of no grant meanwhile
 }
 
 // ask lets a hold in, or puts the hold into the queue. An ask of a hold that is in

@@ -28,9 +28,12 @@ const (
 	rollbackLimit = time.Second
 )
 
+// longestAttempt bounds an attempt, and the wait of a patient command for its turn.
+const longestAttempt = 10 * time.Second
+
 // attemptLimit returns the time limit of an attempt for a hold with this TTL.
 func attemptLimit(ttl time.Duration) time.Duration {
-	return min(max(ttl/3, slow/2), 10*time.Second)
+	return min(max(ttl/3, slow/2), longestAttempt)
 }
 
 // isAnswer says whether an error is an answer of this package. The transaction commits behind an
@@ -106,7 +109,11 @@ func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context
 	if t.tight && c.urgency != renewing {
 		c.limit = min(c.limit, slow/2)
 	}
-	turn, cancel := context.WithTimeout(ctx, c.limit)
+	wait := c.limit
+	if c.tries == patient { // to give the turn up is to go to the end of its line
+		wait = longestAttempt
+	}
+	turn, cancel := context.WithTimeout(ctx, wait)
 	leave, err := t.take(turn, c.urgency, c.ask.Name)
 	cancel()
 	if err != nil {

@@ -180,8 +180,8 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p place, l store.Lease, err error) {
 	l.Ask = a
 	u := asking
-	if w.keepAll {
-		u = releasing // the places must not lapse while new waiters come
+	if w.keepAll || w.next {
+		u = releasing // places must not lapse, nor a grant find nobody, while new waiters come
 	}
 	err = s.run(ctx, command{u, a, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
 		l.Sent = time.Now()

@@ -117,3 +117,38 @@ func TestACrowdThatEntersAgainCostsNoRelease(t *testing.T) {
 		crowd.Wait()
 	})
 }
+
+// Many callers of one name wait for their turns for longer than an attempt lasts.
+func TestCallersKeepTheirPlacesInALongLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const each, attempt, callers = 10 * time.Millisecond, 500 * time.Millisecond, 400
+		db := sql.OpenDB(steady{each: each})
+		db.SetMaxOpenConns(2)
+		s, err := relocksql.New(db, relocksql.Postgres)
+		require.NoError(t, err)
+		l := store.Lease{Ask: ask(time.Second), Sent: time.Now()}
+		l.Report = reporter(func(err error) {
+			if errors.Is(err, context.DeadlineExceeded) {
+				t.Error("a call gives its turn up:", err)
+			}
+		})
+		begun := time.Now()
+		var group sync.WaitGroup
+		for range callers {
+			group.Go(func() {
+				if _, err := s.Enter(t.Context(), l, 2); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		require.Greater(t, time.Since(begun), 2*attempt, "by the fake clock")
+		require.Equal(t, callers*each, time.Since(begun), "no time between the turns")
+		require.NoError(t, errors.Join(s.Close(), db.Close()))
+	})
+}
+
+// reporter is told why a call takes long.
+type reporter func(err error)
+
+func (r reporter) Retrying(_ string, _ int, _ time.Time, err error) { r(err) }

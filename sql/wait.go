@@ -20,10 +20,10 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 	w, leave := s.join(a)
 	defer leave()
 	woken := store.WakeNone
-	arrival := int64(0)
+	arrival, next := int64(0), false
 	for {
 		scout := arrival != 0 && s.scouts(w)
-		p, l, err := s.ask(ctx, patient, a, ways{join: true, keepAll: scout})
+		p, l, err := s.ask(ctx, patient, a, ways{join: true, keepAll: scout, next: next})
 		switch {
 		case err != nil:
 			return store.Lease{}, leftBehind(arrival != 0, err)
@@ -33,7 +33,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 		case scout && p.arrival != arrival: // the places are lost
 			s.wake(a.Name)
 		}
-		arrival = p.arrival
+		arrival, next = p.arrival, p.position < promptWaiters
 		s.hear()
 		progress(store.Progress{Busy: p.busy, Queued: true, Position: p.position})
 		n, err := s.rest(ctx, w, a, p)
