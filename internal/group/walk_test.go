@@ -35,13 +35,13 @@ var others = map[string]string{
 	"relockzk.Renew":       "the client of ZooKeeper calls no code of others there",
 	"relockzk.do":          "the same",
 	"subs.guarded":         "its recover",
-	"wire.attempt":         "the recover of exchange",
+	"wire.sendBehind":      "the recover of exchange",
 }
 
 // outside are folders without code of the library.
 var outside = []string{
 	"bench", "cmd", "docs", "examples", "interop", "lab", "locktest", "model", "relockvet", "soak", "storetest", "testdata", "tools", "torture", "ui",
-	"dbtest", "etcdtest", "fakeredis", "process", "promise", "redistest", "sqlsuite", "stage", "suite", "tcptest", "test", "zktest",
+	"dbtest", "etcdtest", "fakeredis", "measurestest", "process", "promise", "redistest", "sqlsuite", "stage", "suite", "tcptest", "test", "zktest",
 }
 
 func TestEveryGoroutineOfTheLibraryIsOneOfAGroup(t *testing.T) {

@@ -44,12 +44,6 @@ func (w *Wire) isDirect(l *lone) bool {
 	return l.spec.patience <= 0 && !lifetime.Within(l.flight.ctx, w.readTimeout)
 }
 
-func (w *Wire) sendDirect(l *lone, p *progress, own slot) outcome {
-	defer own.leave() // also if a hook of go-redis ends the goroutine
-	w.exchange(w.contextOf(l, p), l.alone())
-	return l.call.outcome(0)
-}
-
 // sendBehind lets a goroutine send a flight, as go-redis would not notice the end of the call.
 func (w *Wire) sendBehind(l *lone, c *Call, p *progress, own slot) outcome {
 	f, ctx := &l.flight, l.flight.ctx
@@ -108,7 +102,9 @@ func (w *Wire) sendInRoom(l *lone, c *Call, p *progress) outcome {
 	l.flight.since = time.Now()
 	p.send(l.flight.since)
 	if w.isDirect(l) {
-		return w.sendDirect(l, p, own)
+		defer own.leave() // also if a hook of go-redis ends the goroutine
+		w.exchange(w.contextOf(l, p), l.alone())
+		return l.call.outcome(0)
 	}
 	return w.sendBehind(l, c, p, own)
 }

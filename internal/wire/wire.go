@@ -253,7 +253,9 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, p *progress) (o
 	case inTime:
 		o = w.sendInTime(l)
 	case direct:
-		o = w.sendDirect(l, p, &w.batcher)
+		defer w.batcher.leave() // also if a hook of go-redis ends the goroutine
+		w.exchange(w.contextOf(l, p), l.alone())
+		o = l.call.outcome(0)
 	case behind:
 		o = w.sendBehind(l, c, p, &w.batcher)
 	}
