@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // What does a client believe when its machine was suspended, or when its clock was set? The
@@ -187,4 +188,27 @@ func TestAClientWithoutHoldsDoesNotLookAtTheClock(t *testing.T) {
 		stage.Pass(time.Hour)
 		require.Equal(t, looks, wall.Looks())
 	})
+}
+
+// The times of a synctest bubble have no reading of the monotonic clock, and those of a process have.
+func TestBothRealClocksCount(t *testing.T) {
+	c, err := relock.Open(mem.New())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	wall := relock.SetWallClock(c)
+	l := c.NewLock("a")
+	section, err := l.Lock(t.Context())
+	require.NoError(t, err)
+	require.True(t, l.Held(section))
+	wall.Leap(-time.Hour)
+	require.True(t, l.Held(section))
+	wall.Leap(time.Hour + relock.DefaultTTL)
+	require.False(t, l.Held(section))
+	select {
+	case <-section.Done():
+	case <-time.After(time.Minute):
+		require.Fail(t, "the section does not end")
+	}
+	require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 }

@@ -106,7 +106,11 @@ func (b *bench) take(st store.Store, a store.Ask) store.Lease {
 func (b *bench) requireSent(before time.Time, l store.Lease) {
 	require.False(b.t, l.Sent.Before(before), "Lease.Sent is before the call")
 	require.False(b.t, l.Sent.After(time.Now()), "Lease.Sent is after the reply")
+	require.Equal(b.t, isMonotonic(time.Now()), isMonotonic(l.Sent), "Lease.Sent is not a time of time.Now, with both clocks")
 }
+
+// isMonotonic says whether a time has a reading of the monotonic clock. Fake time has none.
+func isMonotonic(t time.Time) bool { return strings.Contains(t.String(), " m=") }
 
 func (b *bench) release(l store.Lease) {
 	require.NoError(b.t, b.st.Release(b.ctx, l, 0))
