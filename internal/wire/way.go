@@ -13,7 +13,7 @@ import (
 type way int
 
 const (
-	direct  way = iota // sent by its caller, until go-redis gives up
+	direct  way = iota // sent by its caller, in attempt itself, until go-redis gives up
 	inTime             // sent by its caller, until the end of a moment
 	behind             // sent by a goroutine
 	inQueue            // sent by the batcher, with others
@@ -101,12 +101,12 @@ func (w *Wire) sendInRoom(l *lone, c *Call, p *progress) outcome {
 	}
 	l.flight.since = time.Now()
 	p.send(l.flight.since)
-	if w.isDirect(l) {
-		defer own.leave() // also if a hook of go-redis ends the goroutine
-		w.exchange(w.contextOf(l, p), l.alone())
-		return l.call.outcome(0)
+	if !w.isDirect(l) {
+		return w.sendBehind(l, c, p, own)
 	}
-	return w.sendBehind(l, c, p, own)
+	defer own.leave()
+	w.exchange(w.contextOf(l, p), l.alone())
+	return l.call.outcome(0)
 }
 
 // await returns the outcome of a flight, or the end of its context. ctx is the caller's.

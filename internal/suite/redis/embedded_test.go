@@ -132,7 +132,7 @@ func (f *frames) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 
 // TestFromLockToGoRedisAreNineCalls counts the functions below Lock on the way to the command that
 // takes a lock. The way never climbs: from this package to the store, and from there to the wire.
-// Under a context that can end, attempt starts a goroutine, which calls exchange.
+// Under a context that can end, sendBehind starts a goroutine, which calls exchange.
 func TestFromLockToGoRedisAreNineCalls(t *testing.T) {
 	way := func(ctx context.Context) []string {
 		rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
@@ -161,7 +161,7 @@ func TestFromLockToGoRedisAreNineCalls(t *testing.T) {
 	require.Equal(t, []string{wire + "attempt", wire + "exchange"}, found[len(found)-2:])
 
 	found = slices.DeleteFunc(way(t.Context()), func(name string) bool { return floorOf(name) != 2 })
-	require.Equal(t, []string{wire + "sendBehind", wire + "exchange"}, found)
+	require.Equal(t, []string{wire + "sendAlone", wire + "exchange"}, found)
 }
 
 func TestRedisStoreRefusesOptionsOfTheClient(t *testing.T) {
