@@ -29,9 +29,9 @@ export GOWORK := off
 # Expanded when used, so that a new module is found without naming it here.
 MODULES = $(shell find . \( -path './.*' -o -path ./tools -o -name testdata -o -name vendor \) -prune \
 	-o -name go.mod ! -path ./go.mod -print | sed 's,/go\.mod$$,,' | sort)
-# Those of make race. interop/ needs Java, kubernetes/ builds an API server, soak/ and torture/ run for as long as they are told:
+# Those of make race. interop needs Java, kubernetes builds an API server, soak and torture run for as long as they are told:
 # each of these has a target of its own, and its Go code is checked with the rest.
-TESTED = $(filter-out ./interop/% ./kubernetes ./soak ./torture,$(MODULES))
+TESTED = $(filter-out ./lab/interop/% ./store/kubernetes ./lab/soak ./lab/torture,$(MODULES))
 
 # Not for the race detector: SQLite in modernc.org/sqlite/lib is C in the form of Go, and would be eight times slower;
 # go-zookeeper/zk 1.0.4 has a race of its own when it connects again (sendSetWatches reads lastZxid). A package with
@@ -55,14 +55,15 @@ help: ## Show this list
 
 # Packages whose tests start no server: they import no package that does.
 SERVERLESS = $(GO) list -f '{{join .TestImports " "}} {{join .XTestImports " "}} {{.ImportPath}}' ./... | \
-	grep -v 'relock/internal/redistest\|relock/internal/dbtest' | sed 's/.* //'
+	grep -v 'relock/internal/test/redistest\|relock/internal/test/dbtest' | sed 's/.* //'
 
 # Packages with tests in fake time, but for the suites, whose fake clients are on real servers.
 FAKETIME = $(GO) list -f '{{join .TestImports " "}} {{join .XTestImports " "}} {{.ImportPath}}' ./... | \
-	grep 'testing/synctest\|relock/internal/stage ' | sed 's/.* //' | grep -v relock/internal/suite
+	grep 'testing/synctest\|relock/internal/test/stage ' | sed 's/.* //' | \
+	grep -v 'internal/test/\(faults\|redis\|topology\)$$'
 
 # What make test leaves to make test-all: several servers, failovers, databases.
-SEVERAL = relock/quorum$$\|relock/internal/suite/topology$$\|relock/internal/redistest$$\|relock/internal/dbtest$$
+SEVERAL = relock/store/quorum$$\|relock/internal/test/\(topology\|redistest\|dbtest\)$$
 
 check: fmt-check ## gofmt, go vet and the tests in fake time of the root module: no server
 	$(GO) vet ./...
@@ -101,11 +102,11 @@ tidy-check: ## Fail if go mod tidy would change a module
 WORKSPACE = tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; export GOWORK="$$tmp/go.work"; $(GO) work init . $(MODULES) || exit 1
 PACKAGES  = ./... $(addsuffix /...,$(MODULES))
 
-# Tests misuse locks on purpose, and so do their words in internal/stage: relockvet leaves them out.
+# Tests misuse locks on purpose, and so do their words in internal/test/stage: relockvet leaves them out.
 vet: ## relockvet, every module; go vet is a part of lint
-	@$(WORKSPACE); (cd relockvet && GOWORK=off $(GO) build -o "$$tmp" ./cmd/relockvet) || exit 1; \
+	@$(WORKSPACE); (cd cmd/relockvet && GOWORK=off $(GO) build -o "$$tmp" .) || exit 1; \
 	packages=$$($(GO) list $(PACKAGES)) || exit 1; \
-	"$$tmp/relockvet" -test=false $$(echo "$$packages" | grep -v /internal/stage)
+	"$$tmp/relockvet" -test=false $$(echo "$$packages" | grep -v /internal/test/stage)
 
 lint: ## golangci-lint, every module (the first run compiles it: some minutes)
 	@lint=$$($(GO) tool -n -modfile=tools/go.mod golangci-lint) || exit 1; $(WORKSPACE); "$$lint" run $(PACKAGES)
@@ -144,67 +145,67 @@ man: ## Write the man page of the command anew
 	cd cmd/relock && $(GO) test -count=1 -run '^TestTheManPage' . -args -update
 
 topology: ## Of race, only the suites on Sentinel, Cluster and TLS
-	$(GOTEST) ./internal/suite/topology
+	$(GOTEST) ./internal/test/topology
 
 interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Maven, builds, tests (not part of test)
 	@sh tools/install-deps.sh java
 	@for peer in redisson curator; do \
-		(cd interop/$$peer/java && mvn $(MVNFLAGS) compile) || { \
-			echo "interop: Maven could not build interop/$$peer/java. At its first run it needs a Maven repository,"; \
+		(cd lab/interop/$$peer/java && mvn $(MVNFLAGS) compile) || { \
+			echo "interop: Maven could not build lab/interop/$$peer/java. At its first run it needs a Maven repository,"; \
 			echo 'interop: which is the central one unless your Maven settings name another.'; \
 			exit 1; \
 		} >&2; \
 	done
 	@# Most of its tests wait for leases, and do it together.
-	cd interop/redisson && $(GOTEST) -parallel 16 ./...
-	cd interop/curator && $(GOTEST) ./...
+	cd lab/interop/redisson && $(GOTEST) -parallel 16 ./...
+	cd lab/interop/curator && $(GOTEST) ./...
 
 kubernetes: ## Locks in Leases of a real API server, which it builds from Go modules: minutes at first (not part of test; vet and lint are)
 	@sh tools/install-deps.sh
-	cd kubernetes && $(GOTEST) ./...
-	cd soak && $(LINT) run --build-tags kubernetes .
+	cd store/kubernetes && $(GOTEST) ./...
+	cd lab/soak && $(LINT) run --build-tags kubernetes .
 	@$(MAKE) --no-print-directory soak-faults STORE=kubernetes
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"
-	@cd soak && GO="$(GO)" sh ../tools/fuzz.sh "$(FUZZTIME)"
+	@cd lab/soak && GO="$(GO)" sh ../../tools/fuzz.sh "$(FUZZTIME)"
 	@cd ticket && GO="$(GO)" sh ../tools/fuzz.sh "$(FUZZTIME)"
 
 soak: soak-faults soak-fake ## Both of the next two (test runs only the first one)
 
 torture: ## Every lock library in every scenario, with trouble for TORTURE in each (RUN and PEER select): docs/TORTURE.md
-	cd torture && RELOCK_TORTURE=$(TORTURE) RELOCK_RUN='$(RUN)' RELOCK_PEER='$(PEER)' RELOCK_SEED=$(SEED) \
-		$(if $(RUN)$(PEER),,RELOCK_PAGE=../docs/TORTURE.md RELOCK_COMMIT=$$(git rev-parse --short HEAD)) $(GO) test -count=1 -timeout 0 -v .
+	cd lab/torture && RELOCK_TORTURE=$(TORTURE) RELOCK_RUN='$(RUN)' RELOCK_PEER='$(PEER)' RELOCK_SEED=$(SEED) \
+		$(if $(RUN)$(PEER),,RELOCK_PAGE=../../docs/TORTURE.md RELOCK_COMMIT=$$(git rev-parse --short HEAD)) $(GO) test -count=1 -timeout 0 -v .
 
 # No limit of go test: it may be hours, and each wait in it has a limit of its own.
 SOAKING = RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED)
 SOAKTEST = $(GO) test $(if $(filter kubernetes,$(STORE)),-tags kubernetes) -race $(NORACE) -count=1 -timeout 0 -v
 soak-faults: ## Lock at random among random faults in each world for SOAK, or in the world STORE, and check every history (SEED repeats the choices)
-	cd soak && $(SOAKING) $(SOAKTEST) $(if $(STORE),-run '^TestSoak$$/^$(STORE)$$' .,./...)
+	cd lab/soak && $(SOAKING) $(SOAKTEST) $(if $(STORE),-run '^TestSoak$$/^$(STORE)$$' .,./...)
 
 # Without the stores that need servers, and what they import.
 soak-memory: ## The soak in fake time, in the process: it convicts broken stores, too
-	cd soak && $(SOAKING) $(GO) test -vet=off -tags memory -run InFakeTime -count=1 -timeout $(TIMEOUT) .
+	cd lab/soak && $(SOAKING) $(GO) test -vet=off -tags memory -run InFakeTime -count=1 -timeout $(TIMEOUT) .
 
-soak-kept: ## A soak of the world STORE with the result kept in soak/results
-	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) $(SOAKING) $(SOAKTEST) -run '^TestSoak$$/^$(STORE)$$' .
+soak-kept: ## A soak of the world STORE with the result kept in lab/soak/results
+	cd lab/soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) $(SOAKING) $(SOAKTEST) -run '^TestSoak$$/^$(STORE)$$' .
 
-soak-table: ## Write the table of soak/results into docs/GUARANTEES.md
-	cd soak && $(GO) test -count=1 -run TestThePageHasTheResults . -update
+soak-table: ## Write the table of lab/soak/results into docs/GUARANTEES.md
+	cd lab/soak && $(GO) test -count=1 -run TestThePageHasTheResults . -update
 
 # Those of their packages that need a server find none, and skip.
 soak-fake: ## Run each test in fake time FAKE times with the race detector: hours (a minute or two for each time on two cores)
-	@rc=0; for m in . $(filter-out ./soak ./kubernetes ./interop/%,$(MODULES)); do \
+	@rc=0; for m in . $(filter-out ./lab/soak ./store/kubernetes ./lab/interop/%,$(MODULES)); do \
 		packages=$$(cd "$$m" && $(FAKETIME)) || continue; \
 		(cd "$$m" && RELOCK_REQUIRE_REDIS= REDIS_SERVER=none $(GO) test -race $(NORACE) -count=$(FAKE) -shuffle=on -timeout 0 $(TESTFLAGS) $$packages) || rc=1; \
 	done; exit $$rc
 
-model: ## Check the model in model/, where there is one
-	@if [ -d model ]; then $(MAKE) -C model; else echo 'model: no model/ here, nothing to check'; fi
+model: ## Check the model in lab/model
+	@$(MAKE) -C lab/model
 
-tla: ## Check the TLA+ state machine in model/tla with TLC: installs a JDK and Maven (not part of test)
+tla: ## Check the TLA+ state machine in lab/model/tla with TLC: installs a JDK and Maven (not part of test)
 	@sh tools/install-deps.sh java
-	@sh model/tla/check.sh
+	@sh lab/model/tla/check.sh
 
 snippets: ## Write the Go code on the pages from docs/code, where it is tested
 	cd docs/code && $(GO) test -count=1 -run TestTheCodeOnThePages . -update
@@ -212,11 +213,11 @@ snippets: ## Write the Go code on the pages from docs/code, where it is tested
 pictures: ## Draw the pictures of the documentation from their sources in docs/pictures
 	$(GO) run ./docs/pictures
 
-bench: ## Measure against the floor and the peers (half an hour; RUN=pair selects): bench/results, docs/BENCHMARKS.md
-	cd bench && $(GO) run . $(if $(RUN),-run '$(RUN)') $(BENCHFLAGS)
+bench: ## Measure against the floor and the peers (half an hour; RUN=pair selects): lab/bench/results, docs/BENCHMARKS.md
+	cd lab/bench && $(GO) run . $(if $(RUN),-run '$(RUN)') $(BENCHFLAGS)
 
 gobench: ## Go benchmarks matching BENCH for BENCHTIME each, with allocations
-	cd bench && $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) -timeout 30m ./...
+	cd lab/bench && $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) -timeout 30m ./...
 
 bench-check: ## Run every benchmark once, so that none of them rots
 	@$(MAKE) --no-print-directory gobench BENCH=. BENCHTIME=1x
@@ -224,7 +225,7 @@ bench-check: ## Run every benchmark once, so that none of them rots
 clean: ## Remove what builds, profiles and servers leave in the tree, and cached test results
 	find . \( -path ./.git -o -name testdata \) -prune -o -type f \
 		\( -name '*.test' -o -name '*.prof' -o -name '*.out' -o -name '*.rdb' -o -name '*.aof' \
-		-o -name '*.trail' -o -path './model/pan*' \) -exec rm -f {} +
-	rm -rf model/.build interop/redisson/java/target interop/curator/java/target
-	rm -f bench/bench cmd/relock/relock examples/fencing/fencing examples/observability/observability examples/travel/travel relockvet/relockvet
+		-o -name '*.trail' -o -path './lab/model/pan*' \) -exec rm -f {} +
+	rm -rf lab/model/.build lab/interop/redisson/java/target lab/interop/curator/java/target
+	rm -f lab/bench/bench cmd/relock/relock examples/fencing/fencing examples/observability/observability examples/travel/travel cmd/relockvet/relockvet
 	$(GO) clean -testcache

@@ -19,7 +19,7 @@ import (
 // Read this file first. Locks are kept in memory here, as by a server, and each client stands for a
 // process. The tests run in bubbles of testing/synctest: time stands still while anything can run,
 // and jumps to the next timer when nothing can. Tests that need faults or exact times have the
-// words of internal/stage.
+// words of internal/test/stage.
 
 // newClient returns a client, as a process of its own has it.
 func newClient(t *testing.T, s store.Store, options ...relock.Option) *relock.Client {

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/promise"
+	"github.com/go-relock/relock/internal/test/promise"
 )
 
 // Times that suit real servers.

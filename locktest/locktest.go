@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/promise"
+	"github.com/go-relock/relock/internal/test/promise"
 	"github.com/go-relock/relock/store"
 )
 

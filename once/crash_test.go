@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/once"
 )
 

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }

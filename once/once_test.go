@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/once"
 	"github.com/go-relock/relock/store/mem"
 )

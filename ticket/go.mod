@@ -2,7 +2,7 @@ module github.com/go-relock/relock/ticket
 
 go 1.26.0
 
-replace github.com/go-relock/relock => ../
+replace github.com/go-relock/relock => ..
 
 require (
 	github.com/go-relock/relock v0.0.0-00010101000000-000000000000

@@ -6,15 +6,15 @@
 #   redis-sentinel, redis-cli                 as redis-server
 #   a C compiler (Linux only)                 go test -race links with it
 #   git                                       the check of a release
-#   spin                                      checks the model in model/
+#   spin                                      checks the model in lab/model
 #   prometheus, promtool                      the alerts and the dashboard in examples/observability
 #   faketime (Linux only)                     sets the clock of a server in the tests
 #   PostgreSQL, MariaDB (server and client)   the tests of fence/ start their own servers on free ports
-#   ZooKeeper, with a Java that runs it       the tests of zookeeper/ start their own servers on free ports
-#   pgbouncer                                 the tests of sql/ put it before PostgreSQL
-#   etcd                                      the tests of etcd/ and kubernetes/ start their own servers on free ports
+#   ZooKeeper, with a Java that runs it       the tests of store/zookeeper start their own servers on free ports
+#   pgbouncer                                 the tests of store/sql put it before PostgreSQL
+#   etcd                                      the tests of store/etcd and store/kubernetes start their own servers on free ports
 # With the argument java, it is what make interop needs, too:
-#   mvn, and the JDK that mvn finds           the Java side of interop/redisson
+#   mvn, and the JDK that mvn finds           the Java side of lab/interop
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
 set -eu
 
@@ -51,14 +51,14 @@ missing() {
 		has faketime || printf 'faketime '
 	fi
 	has git || printf 'git '
-	if [ -d internal/dbtest ]; then
+	if [ -d internal/test/dbtest ]; then
 		{ has_server initdb && has_server postgres && has psql; } || printf 'postgresql '
 		{ has_server mariadb-install-db && has_server mariadbd && has mariadb; } || printf 'mariadb '
 	fi
-	[ ! -d zookeeper ] || { [ -f /usr/share/java/zookeeper.jar ] && has java; } || printf 'zookeeper '
-	[ ! -d sql ] || has_server pgbouncer || printf 'pgbouncer '
-	[ ! -d etcd ] || has_server etcd || printf 'etcd '
-	[ ! -d model ] || has spin || printf 'spin '
+	[ ! -d store/zookeeper ] || { [ -f /usr/share/java/zookeeper.jar ] && has java; } || printf 'zookeeper '
+	[ ! -d store/sql ] || has_server pgbouncer || printf 'pgbouncer '
+	[ ! -d store/etcd ] || has_server etcd || printf 'etcd '
+	[ ! -d lab/model ] || has spin || printf 'spin '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
 	if [ "$with" = java ]; then
 		has mvn || printf 'mvn '

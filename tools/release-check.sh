@@ -70,13 +70,13 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"$root"
-	_ "$root/etcd"
-	_ "$root/kubernetes"
-	relockotel "$root/otel"
-	relockprom "$root/prometheus"
-	_ "$root/sql"
+	_ "$root/store/etcd"
+	_ "$root/store/kubernetes"
+	relockotel "$root/telemetry/otel"
+	relockprom "$root/telemetry/prometheus"
+	_ "$root/store/sql"
 	_ "$root/ticket"
-	_ "$root/zookeeper"
+	_ "$root/store/zookeeper"
 )
 
 func main() {
@@ -93,7 +93,7 @@ func main() {
 	fmt.Fprintln(os.Stdout, client.NewLock("orders").Held(context.Background()))
 }
 EOF
-libraries='otel prometheus etcd zookeeper sql ticket kubernetes'
+libraries='telemetry/otel telemetry/prometheus store/etcd store/zookeeper store/sql ticket store/kubernetes'
 quietly $go get "$root@$version" $(for m in $libraries; do echo "$root/$m@$version"; done)
 quietly $go mod tidy
 quietly $go build -o "$scratch/bin/service"
@@ -117,6 +117,6 @@ got=$("$scratch/bin/relock" --version)
 	echo "release-check: relock --version says '$got'" >&2
 	exit 1
 }
-quietly $go install "$root/relockvet/cmd/relockvet@$version"
+quietly $go install "$root/cmd/relockvet@$version"
 quietly "$scratch/bin/relockvet" ./...
 echo "release-check: the libraries can be imported, the commands can be installed"

@@ -12,8 +12,8 @@ cd "$(dirname "$0")/.."
 version=${1:-}
 go=${GO:-go}
 root=$($go list -m)
-libraries='otel prometheus etcd zookeeper sql ticket kubernetes'
-commands='cmd/relock relockvet'
+libraries='telemetry/otel telemetry/prometheus store/etcd store/zookeeper store/sql ticket store/kubernetes'
+commands='cmd/relock cmd/relockvet'
 
 fail() {
 	echo "release: $*" >&2

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 func TestTheURLOfTheFlagWinsOverTheEnvironment(t *testing.T) {

@@ -3,18 +3,18 @@ module github.com/go-relock/relock/cmd/relock
 go 1.26.0
 
 replace (
-	github.com/go-relock/relock => ../../
-	github.com/go-relock/relock/etcd => ../../etcd
-	github.com/go-relock/relock/sql => ../../sql
-	github.com/go-relock/relock/zookeeper => ../../zookeeper
+	github.com/go-relock/relock => ../..
+	github.com/go-relock/relock/store/etcd => ../../store/etcd
+	github.com/go-relock/relock/store/sql => ../../store/sql
+	github.com/go-relock/relock/store/zookeeper => ../../store/zookeeper
 )
 
 require (
 	github.com/creack/pty v1.1.24
 	github.com/go-relock/relock v0.0.0-00010101000000-000000000000
-	github.com/go-relock/relock/etcd v0.0.0-00010101000000-000000000000
-	github.com/go-relock/relock/sql v0.0.0-00010101000000-000000000000
-	github.com/go-relock/relock/zookeeper v0.0.0-00010101000000-000000000000
+	github.com/go-relock/relock/store/etcd v0.0.0-00010101000000-000000000000
+	github.com/go-relock/relock/store/sql v0.0.0-00010101000000-000000000000
+	github.com/go-relock/relock/store/zookeeper v0.0.0-00010101000000-000000000000
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/go-zookeeper/zk v1.0.4
 	github.com/jackc/pgx/v5 v5.12.0

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 // startHold starts a hold, and returns it and its tokens when it has the locks.

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 // enter takes a lock of any kind, until the test ends or what it returns is called.

@@ -23,8 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/dbtest"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/dbtest"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 // soon bounds what takes a moment: to start a program, to ask a server. It leaves room for a busy

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/quorum"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/quorum"
 )
 
 // This file is locks over a quorum of independent servers. docs/QUORUM.md describes the locks.

@@ -28,11 +28,11 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/go-relock/relock"
-	relocketcd "github.com/go-relock/relock/etcd"
-	relocksql "github.com/go-relock/relock/sql"
-	"github.com/go-relock/relock/sql/pglisten"
 	"github.com/go-relock/relock/store"
-	relockzk "github.com/go-relock/relock/zookeeper"
+	relocketcd "github.com/go-relock/relock/store/etcd"
+	relocksql "github.com/go-relock/relock/store/sql"
+	"github.com/go-relock/relock/store/sql/pglisten"
+	relockzk "github.com/go-relock/relock/store/zookeeper"
 )
 
 // This file is locks in a store that is not Redis. docs/STORES.md compares the stores.

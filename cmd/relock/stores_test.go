@@ -25,10 +25,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/go-relock/relock/internal/dbtest"
-	"github.com/go-relock/relock/internal/etcdtest"
-	"github.com/go-relock/relock/internal/zktest"
-	relocksql "github.com/go-relock/relock/sql"
+	"github.com/go-relock/relock/internal/test/dbtest"
+	"github.com/go-relock/relock/internal/test/etcdtest"
+	"github.com/go-relock/relock/internal/test/zktest"
+	relocksql "github.com/go-relock/relock/store/sql"
 )
 
 // storeSite is a store for one test.
@@ -268,7 +268,7 @@ func TestMissingTablesAreNamed(t *testing.T) {
 	for file, target := range map[string]string{
 		"postgres.sql": dbtest.Postgres(t), "mysql.sql": mariadbURL(t),
 	} {
-		require.FileExists(t, filepath.Join("../../sql/schema", file))
+		require.FileExists(t, filepath.Join("../../store/sql/schema", file))
 		got := do(t, nil, "run", "job", "--store", target, "--", "echo", "never")
 		require.Equal(t, codeUnavailable, got.code)
 		require.Contains(t, got.stderr, "relock create-tables makes them, or the file sql/schema/"+file)

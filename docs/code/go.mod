@@ -4,14 +4,14 @@ go 1.26.0
 
 replace (
 	github.com/go-relock/relock => ../..
-	github.com/go-relock/relock/otel => ../../otel
-	github.com/go-relock/relock/prometheus => ../../prometheus
+	github.com/go-relock/relock/telemetry/otel => ../../telemetry/otel
+	github.com/go-relock/relock/telemetry/prometheus => ../../telemetry/prometheus
 )
 
 // See the comments in these directories.
 replace (
-	github.com/redis/rueidis/rueidiscompat => ../../bench/testdata/rueidiscompat
-	github.com/valkey-io/valkey-go/valkeycompat => ../../bench/testdata/valkeycompat
+	github.com/redis/rueidis/rueidiscompat => ../../lab/bench/testdata/rueidiscompat
+	github.com/valkey-io/valkey-go/valkeycompat => ../../lab/bench/testdata/valkeycompat
 )
 
 require (
@@ -19,8 +19,8 @@ require (
 	github.com/bsm/redislock v0.9.4
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/go-relock/relock v0.0.0-00010101000000-000000000000
-	github.com/go-relock/relock/otel v0.0.0-00010101000000-000000000000
-	github.com/go-relock/relock/prometheus v0.0.0-00010101000000-000000000000
+	github.com/go-relock/relock/telemetry/otel v0.0.0-00010101000000-000000000000
+	github.com/go-relock/relock/telemetry/prometheus v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.25.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79

@@ -14,19 +14,19 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
-	relockotel "github.com/go-relock/relock/otel"
-	relockprom "github.com/go-relock/relock/prometheus"
+	"github.com/go-relock/relock/internal/test/redistest"
+	relockotel "github.com/go-relock/relock/telemetry/otel"
+	relockprom "github.com/go-relock/relock/telemetry/prometheus"
 )
 
 // page: client
 // observed makes a client with logs, metrics and traces.
 func observed(rdb redis.UniversalClient, logger *slog.Logger) (*relock.Client, error) {
-	metrics := relockprom.New() // github.com/go-relock/relock/prometheus
+	metrics := relockprom.New() // github.com/go-relock/relock/telemetry/prometheus
 	if err := prometheus.Register(metrics); err != nil {
 		return nil, err
 	}
-	telemetry, err := relockotel.New() // github.com/go-relock/relock/otel
+	telemetry, err := relockotel.New() // github.com/go-relock/relock/telemetry/otel
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/fence"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/once"
 	"github.com/go-relock/relock/store/mem"
 	_ "modernc.org/sqlite"

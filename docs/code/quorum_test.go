@@ -7,9 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
-	"github.com/go-relock/relock/quorum"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/quorum"
 )
 
 func openQuorum(a, b, c *redis.Client) (*relock.Client, error) {

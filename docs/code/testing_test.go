@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/locktest/explore"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
-	"github.com/go-relock/relock/storetest"
+	"github.com/go-relock/relock/store/storetest"
 )
 
 // This file has the code of docs/TESTING.md.

@@ -4,15 +4,15 @@ go 1.26.0
 
 replace (
 	github.com/go-relock/relock => ../..
-	github.com/go-relock/relock/otel => ../../otel
-	github.com/go-relock/relock/prometheus => ../../prometheus
+	github.com/go-relock/relock/telemetry/otel => ../../telemetry/otel
+	github.com/go-relock/relock/telemetry/prometheus => ../../telemetry/prometheus
 )
 
 require (
 	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/go-relock/relock v0.0.0-00010101000000-000000000000
-	github.com/go-relock/relock/otel v0.0.0-00010101000000-000000000000
-	github.com/go-relock/relock/prometheus v0.0.0-00010101000000-000000000000
+	github.com/go-relock/relock/telemetry/otel v0.0.0-00010101000000-000000000000
+	github.com/go-relock/relock/telemetry/prometheus v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/otlptranslator v1.0.0
 	github.com/redis/go-redis/v9 v9.23.0

@@ -43,8 +43,8 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/go-relock/relock"
-	relockotel "github.com/go-relock/relock/otel"
-	relockprom "github.com/go-relock/relock/prometheus"
+	relockotel "github.com/go-relock/relock/telemetry/otel"
+	relockprom "github.com/go-relock/relock/telemetry/prometheus"
 )
 
 func main() {

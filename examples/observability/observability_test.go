@@ -32,10 +32,10 @@ import (
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/process"
-	"github.com/go-relock/relock/internal/redistest"
-	relockotel "github.com/go-relock/relock/otel"
+	"github.com/go-relock/relock/internal/test/process"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store/mem"
+	relockotel "github.com/go-relock/relock/telemetry/otel"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }

@@ -14,11 +14,11 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
-	"github.com/go-relock/relock/storetest"
+	"github.com/go-relock/relock/store/storetest"
 )
 
 // The stores on real servers, where connections fail and messages are lost.

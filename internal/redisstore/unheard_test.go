@@ -11,7 +11,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// What does a store remember of its waits? What it does with it is in internal/suite/redis.
+// What does a store remember of its waits? What it does with it is in internal/test/redis.
 
 func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
 	r, _ := faulty(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 func TestAListenerIsNotifiedWhenItsChannelIsConfirmedAgain(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/attempts"
-	"github.com/go-relock/relock/internal/fakeredis"
 	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/test/fakeredis"
 )
 
 // Does a server that is slow for a while become quick again, whatever its callers do meanwhile?

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/attempts"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 // hook is a hook of the go-redis client that does something with the next script calls.

@@ -22,8 +22,8 @@ import (
 
 	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
-	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
-	"github.com/go-relock/relock/storetest"
+	"github.com/go-relock/relock/store/storetest"
 )
 
 func TestMemKeepsThePromisesOfStore(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/examples/sql/stage"
-	"github.com/go-relock/relock/internal/dbtest"
+	"github.com/go-relock/relock/internal/test/dbtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(dbtest.Main(m)) }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/fence"
-	"github.com/go-relock/relock/oncesql"
+	"github.com/go-relock/relock/once/sql"
 )
 
 // The table entry has no constraint that keeps a transfer from being booked twice: the audit would

@@ -37,7 +37,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/examples/sql/stage"
 	"github.com/go-relock/relock/fence"
-	"github.com/go-relock/relock/oncesql"
+	"github.com/go-relock/relock/once/sql"
 )
 
 func main() { stage.Main("transfer", tell) }

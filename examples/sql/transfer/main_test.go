@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/examples/sql/stage"
-	"github.com/go-relock/relock/internal/dbtest"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/dbtest"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) { os.Exit(dbtest.Main(m)) }

@@ -1,7 +1,7 @@
 // Etcd keeps a lock in etcd. Three instances of a service write invoices into one book under the
 // lock, see package invoices.
 //
-//	ETCD_ENDPOINTS=localhost:2379 go run ./etcd
+//	ETCD_ENDPOINTS=localhost:2379 go run ./store/etcd
 //
 // The endpoints have commas between them. The keys of the lock begin with /relock-example/, and no
 // key is left. The exit code is 1 if anything is not as told.
@@ -19,9 +19,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/go-relock/relock"
-	relocketcd "github.com/go-relock/relock/etcd"
 	"github.com/go-relock/relock/examples/internal/stage"
 	"github.com/go-relock/relock/examples/stores/invoices"
+	relocketcd "github.com/go-relock/relock/store/etcd"
 )
 
 func main() {

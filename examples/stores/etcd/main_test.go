@@ -9,8 +9,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/go-relock/relock/internal/etcdtest"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/etcdtest"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }

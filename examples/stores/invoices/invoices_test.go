@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/locktest/explore"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"

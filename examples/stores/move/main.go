@@ -34,7 +34,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/examples/internal/stage"
-	relocksql "github.com/go-relock/relock/sql"
+	relocksql "github.com/go-relock/relock/store/sql"
 )
 
 func main() {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock/internal/dbtest"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/dbtest"
+	"github.com/go-relock/relock/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) {

@@ -1,7 +1,7 @@
 // Sql keeps a lock in a SQL database. Three instances of a service write invoices into one book
 // under the lock, see package invoices.
 //
-//	go run ./sql
+//	go run ./store/sql
 //
 // uses a file of SQLite, and no server. With DATABASE_URL=postgres://localhost/test in front the
 // lock is in that database of PostgreSQL, which keeps the two tables of the store. The exit code is
@@ -23,8 +23,8 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/examples/internal/stage"
 	"github.com/go-relock/relock/examples/stores/invoices"
-	relocksql "github.com/go-relock/relock/sql"
-	"github.com/go-relock/relock/sql/pglisten"
+	relocksql "github.com/go-relock/relock/store/sql"
+	"github.com/go-relock/relock/store/sql/pglisten"
 )
 
 func main() {

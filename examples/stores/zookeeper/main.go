@@ -1,7 +1,7 @@
 // Zookeeper keeps a lock in ZooKeeper. Three instances of a service write invoices into one book
 // under the lock, see package invoices.
 //
-//	ZOOKEEPER_SERVERS=localhost:2181 go run ./zookeeper
+//	ZOOKEEPER_SERVERS=localhost:2181 go run ./store/zookeeper
 //
 // The servers have commas between them, and may end in a path. The nodes of the lock are below
 // /relock-example. ZooKeeper deletes its containers when they are empty. The exit code is 1 if
@@ -17,7 +17,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/examples/internal/stage"
 	"github.com/go-relock/relock/examples/stores/invoices"
-	relockzk "github.com/go-relock/relock/zookeeper"
+	relockzk "github.com/go-relock/relock/store/zookeeper"
 )
 
 func main() {

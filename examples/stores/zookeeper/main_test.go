@@ -8,7 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock/internal/zktest"
+	"github.com/go-relock/relock/internal/test/zktest"
 )
 
 func TestTheStoryIsTold(t *testing.T) {

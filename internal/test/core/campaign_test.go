@@ -1,0 +1,176 @@
+package core_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/store"
+)
+
+// Does a candidate know whether it leads?
+
+// panics is a context whose Value panics.
+type panics struct{ context.Context }
+
+func (panics) Value(any) any { panic("broken") }
+
+// leaders says how many of some candidates lead.
+func leaders(all ...*relock.Candidacy) (n int) {
+	for _, c := range all {
+		if c.IsLeader() {
+			n++
+		}
+	}
+	return n
+}
+
+func TestOneCandidateLeads(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		ctx, stop := context.WithCancel(t.Context())
+		first := w.NewClient(relock.WithOwner("10.0.0.7:80")).NewLock("a").Campaign(ctx)
+		stage.Settle()
+		second := w.NewClient().NewLock("a").Campaign(t.Context())
+		stage.Settle()
+		third := w.NewClient().NewLock("a").Campaign(t.Context())
+		stage.Settle()
+		require.True(t, first.IsLeader())
+		require.Equal(t, 1, leaders(first, second, third))
+		require.NoError(t, first.Context().Err())
+		require.Nil(t, second.Context())
+		state, err := w.NewClient().NewLock("a").State(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, "10.0.0.7:80", state.Holder.Owner(), "others find the address")
+
+		changes := second.Changes()
+		require.False(t, isClosed(changes))
+		first.Resign()
+		second.Resign() // does not lead
+		stage.Settle()
+		require.True(t, isClosed(changes))
+		require.True(t, second.IsLeader(), "in the order of their candidacies")
+		led := second.Context()
+		second.Resign()
+		require.False(t, second.IsLeader(), "at once")
+		stage.Settle()
+		require.EqualError(t, context.Cause(led), "relock: resigned")
+		require.True(t, third.IsLeader())
+		third.Resign()
+		stage.Settle()
+		require.True(t, first.IsLeader(), "who resigns is a candidate again")
+
+		require.NoError(t, first.Err())
+		stop()
+		stage.Settle()
+		require.True(t, isClosed(first.Done()))
+		require.ErrorIs(t, first.Err(), context.Canceled)
+		require.False(t, first.IsLeader())
+		require.True(t, second.IsLeader())
+	})
+}
+
+func TestALeaderWithoutAStoreKnowsBeforeTheNextOneLeads(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewClient()
+		first := m.NewLock("a").Campaign(t.Context())
+		stage.Settle()
+		second := w.NewClient().NewLock("a").Campaign(t.Context())
+		stage.Settle()
+		m.Link.Cut()
+		for range 100 {
+			stage.Pass(relock.DefaultTTL / 40)
+			require.LessOrEqual(t, leaders(first, second), 1)
+		}
+		require.True(t, second.IsLeader())
+		m.Link.Heal()
+		stage.Pass(time.Second) // it has a place in the queue
+		second.Resign()
+		stage.Pass(relock.DefaultTTL)
+		require.True(t, first.IsLeader(), "it has campaigned again")
+	})
+}
+
+func TestACandidacyEndsWithItsClientAndWithABadLock(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewClient()
+		leads, waits := m.NewLock("a").Campaign(t.Context()), m.NewLock("a").Campaign(t.Context())
+		bad := m.NewLock("").Campaign(t.Context())
+		stage.Settle()
+		require.ErrorIs(t, bad.Err(), relock.ErrInvalid)
+		require.True(t, isClosed(bad.Done()))
+		require.True(t, isClosed(bad.Changes()), "nobody waits for a change that never comes")
+		require.ErrorIs(t, new(relock.Lock).Campaign(t.Context()).Err(), relock.ErrInvalid)
+		broken := m.NewLock("b").Campaign(panics{t.Context()})
+		<-broken.Done()
+		require.Error(t, broken.Err())
+		require.NoError(t, m.Close())
+		for _, c := range []*relock.Candidacy{leads, waits} {
+			<-c.Done()
+			require.ErrorIs(t, c.Err(), relock.ErrClosed)
+			require.False(t, c.IsLeader())
+			require.True(t, isClosed(c.Changes()))
+			c.Resign()
+		}
+		stage.Pass(time.Minute)
+	})
+}
+
+func TestTheEndOfACandidacyIsLogged(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		other := w.NewClient().NewRWLock("a").Writer()
+		w.Enter(t.Context(), other)
+		var book stage.Logbook
+		m := w.NewClient(relock.WithLogger(book.Logger()))
+		wrong := m.NewLock("a").Campaign(t.Context())
+		<-wrong.Done()
+		require.ErrorIs(t, wrong.Err(), relock.ErrKind)
+		line := book.RequireOne(t, "candidacy ended", slog.LevelError, "lock", "error")
+		require.ErrorIs(t, line.Attrs["error"].(error), relock.ErrKind)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		stop, shutDown := context.WithCancel(t.Context())
+		first, second := m.NewLock("b").Campaign(ctx), m.NewLock("b").Campaign(ctx)
+		waits, third := m.NewLock("b").Campaign(relock.WithStop(t.Context(), stop)), m.NewLock("b").Campaign(t.Context())
+		stage.Settle()
+		shutDown()
+		<-waits.Done()
+		cancel()
+		<-first.Done()
+		<-second.Done()
+		require.NoError(t, m.Close())
+		<-third.Done()
+		require.Len(t, book.About("candidacy ended"), 1, "the others end as they were told to")
+	})
+}
+
+// stuck is a link whose watch of the store never begins, as a store that does not answer: it holds
+// the watchdog up.
+type stuck struct {
+	*stage.Link
+	watches chan struct{}
+}
+
+func (s *stuck) Watch(string, func(store.ID)) (stop func()) { <-s.watches; return func() {} }
+
+func TestNobodyLeadsBehindItsLease(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &stuck{stage.NewLink(w.Store), make(chan struct{})}
+		client, err := relock.Open(s)
+		require.NoError(t, err)
+		c := client.NewLock("a").Campaign(t.Context())
+		stage.Pass(time.Second)
+		led := c.Context()
+		require.NotNil(t, led)
+		stage.Pass(relock.DefaultTTL)
+		require.NoError(t, led.Err(), "the watchdog stands still")
+		require.False(t, c.IsLeader())
+		require.Nil(t, c.Context())
+		close(s.watches)
+		require.NoError(t, client.Close())
+	})
+}

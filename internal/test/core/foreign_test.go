@@ -1,0 +1,539 @@
+package core_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
+)
+
+// What is left when a caller's context panics, or a hook ends its goroutine?
+
+// pooled is a context that panics once its request is over, as pooled contexts of web frameworks do.
+type pooled struct {
+	context.Context
+	isOver func(method string) bool
+}
+
+func (c *pooled) check(method string) {
+	if c.isOver(method) {
+		panic("the request is over")
+	}
+}
+
+func (c *pooled) Deadline() (time.Time, bool) { c.check("Deadline"); return c.Context.Deadline() }
+func (c *pooled) Done() <-chan struct{}       { c.check("Done"); return c.Context.Done() }
+func (c *pooled) Err() error                  { c.check("Err"); return c.Context.Err() }
+func (c *pooled) Value(key any) any           { c.check("Value"); return c.Context.Value(key) }
+
+// until returns a pooled context, and ends its request.
+func until(ctx context.Context) (request context.Context, end func()) {
+	var over atomic.Bool
+	return &pooled{ctx, func(string) bool { return over.Load() }}, func() { over.Store(true) }
+}
+
+// own is a context that package context does not know, and so waits for in a goroutine.
+type own struct{ context.Context }
+
+func (c own) Done() <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		<-c.Context.Done()
+		close(done)
+	}()
+	return done
+}
+
+// outlast recovers a call.
+func outlast(lock stage.Locking) stage.Locking {
+	return func(ctx context.Context) (section context.Context, err error) {
+		defer func() { _ = recover() }()
+		return lock(ctx)
+	}
+}
+
+func TestAContextThatPanicsAfterItsRequestEndsNoProcess(t *testing.T) {
+	wrappings := map[string]func(context.Context) context.Context{
+		"of package context": func(ctx context.Context) context.Context { return ctx },
+		"of another package": func(ctx context.Context) context.Context { return own{ctx} },
+	}
+	for name, end := range map[string]func(w *stage.World, m *stage.Member, cancel func()){
+		"the lock is lost":       func(_ *stage.World, m *stage.Member, _ func()) { m.Link.Cut() },
+		"the client is closed":   func(_ *stage.World, m *stage.Member, _ func()) { _ = m.Close() },
+		"the context is ended":   func(_ *stage.World, _ *stage.Member, cancel func()) { cancel() },
+		"the wait comes to pass": func(w *stage.World, _ *stage.Member, _ func()) { w.Store.Lose("b") },
+		"time passes":            func(*stage.World, *stage.Member, func()) {},
+	} {
+		for kind, wrap := range wrappings {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					other := w.NewClient().NewLock("b")
+					theirs := w.Enter(t.Context(), other)
+					m := w.NewClient()
+					parent, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					request, over := until(wrap(parent))
+					rw := m.NewRWLock("rw")
+					a := w.Enter(request, m.NewLock("a"))
+					writer := w.Enter(request, rw.Writer())
+					reader := w.Enter(writer, rw.RLocker())
+					several := w.EnterAll(request, m.NewLocks([]string{"c", "d"}))
+					for _, lock := range []stage.Locking{m.NewLock("b").Lock, stage.TryFor(m.NewLock("b"), time.Minute)} {
+						require.True(t, w.Begin(request, outlast(lock)).Waits())
+						require.True(t, w.Begin(a, outlast(lock)).Waits())
+						require.True(t, w.Begin(relock.WithStop(t.Context(), request), outlast(lock)).Waits())
+					}
+					over()
+					end(w, m, cancel)
+					stage.Pass(time.Hour)
+					cancel()
+					stage.Pass(time.Hour)
+					for _, section := range []context.Context{a, writer, reader, several} {
+						require.Error(t, section.Err())
+					}
+					_ = other.Unlock(theirs)
+				})
+			})
+		}
+	}
+}
+
+// lines are the ways in which the calls of one client wait for each other.
+func lines() map[string][]relock.Option {
+	return map[string][]relock.Option{"each asks": nil, "in a line": {relock.WithLocalPass(0, 0)}}
+}
+
+// TestACallThatPanicsLeavesNothing has a context that panics after its n-th call of a method.
+func TestACallThatPanicsLeavesNothing(t *testing.T) {
+	for name, options := range lines() {
+		for what, lock := range map[string]func(c *relock.Client) stage.Locking{
+			"Lock":    func(c *relock.Client) stage.Locking { return c.NewLock("a").Lock },
+			"TryLock": func(c *relock.Client) stage.Locking { return c.NewLock("a").TryLock },
+			"several": func(c *relock.Client) stage.Locking { return c.NewLocks([]string{"a", "b"}).Lock },
+			"in turn": func(c *relock.Client) stage.Locking {
+				return relock.All(c.NewLock("a"), c.NewSemaphore("b", 1)).Lock
+			},
+			"nested": func(c *relock.Client) stage.Locking {
+				return func(ctx context.Context) (context.Context, error) {
+					outer, err := c.NewLock("a").Lock(context.Background())
+					if err != nil {
+						return ctx, err
+					}
+					defer func() { _ = c.NewLock("a").Unlock(outer) }()
+					return c.NewLock("a").Lock(relock.WithSection(ctx, outer))
+				}
+			},
+		} {
+			t.Run(name+", "+what, func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					m := w.NewClient(options...)
+					for n, ended := int64(0), false; !ended; n++ {
+						require.Less(t, n, int64(1000))
+						var calls atomic.Int64
+						ctx := &pooled{t.Context(), func(string) bool { return calls.Add(1) > n }}
+						func() {
+							defer func() { _ = recover() }()
+							_, err := lock(m.Client)(ctx)
+							ended = err == nil // a panic in a goroutine of the library is an end of the context
+						}()
+						if ended {
+							return
+						}
+						requireUsable(t, w, m)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestACommandThatEndsItsGoroutineLeavesNothing has a store that ends the goroutine of a command, as
+// a hook of its driver can.
+func TestACommandThatEndsItsGoroutineLeavesNothing(t *testing.T) {
+	works := map[string]func(ctx context.Context, c *relock.Client) error{
+		"Lock": func(ctx context.Context, c *relock.Client) error {
+			return inAndOut(ctx, c.NewLock("a"), c.NewLock("a").Lock)
+		},
+		"TryLock": func(ctx context.Context, c *relock.Client) error {
+			return inAndOut(ctx, c.NewLock("a"), c.NewLock("a").TryLock)
+		},
+		"nested": func(ctx context.Context, c *relock.Client) error {
+			l := c.NewLock("a")
+			return l.Do(ctx, func(ctx context.Context) error { return inAndOut(ctx, l, l.Lock) })
+		},
+		"several": func(ctx context.Context, c *relock.Client) error {
+			several := c.NewLocks([]string{"a", "b"})
+			return inAndOut(ctx, several, several.Lock)
+		},
+	}
+	for name, options := range lines() {
+		for what, work := range works {
+			for _, command := range []stage.Command{stage.CmdTry, stage.CmdWait, stage.CmdRelease, stage.CmdTryAll, stage.CmdReleaseAll} {
+				for _, hasRun := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s, %s, %s %t", name, what, command, hasRun), func(t *testing.T) {
+						stage.Fake(t, func(t *testing.T, w *stage.World) {
+							m := w.NewClient(options...)
+							fault := m.Link.Once(func(_ context.Context, _ *stage.Fault, run func() error) error {
+								if hasRun {
+									_ = run()
+								}
+								runtime.Goexit()
+								return nil
+							}, command)
+							w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) { return ctx, work(ctx, m.Client) })
+							fault.End()
+							requireUsable(t, w, m)
+						})
+					})
+				}
+			}
+		}
+	}
+}
+
+// requireUsable fails unless the locks a and b can be had within a second, and then are free.
+func requireUsable(t *testing.T, w *stage.World, m *stage.Member) {
+	t.Helper()
+	for _, name := range []string{"a", "b"} {
+		l := m.NewLock(name)
+		require.NoError(t, l.DoFor(t.Context(), time.Second, func(context.Context) error { return nil }), name)
+	}
+	stage.Pass(time.Second)
+	w.RequireFree("a", "b")
+}
+
+func inAndOut(ctx context.Context, l relock.Locker, lock stage.Locking) error {
+	section, err := lock(ctx)
+	if err != nil {
+		return err
+	}
+	return l.Unlock(section)
+}
+
+// TestAClientOutlastsAStoreThatPanics has a store that panics, or ends its goroutine, in commands
+// of goroutines of the client.
+func TestAClientOutlastsAStoreThatPanics(t *testing.T) {
+	for how, end := range map[string]func(){"panics": func() { panic("of the driver") }, "ends its goroutine": runtime.Goexit} {
+		for _, command := range []stage.Command{stage.CmdRenew, stage.CmdForget, stage.CmdLook} {
+			t.Run(fmt.Sprint(command, " ", how), func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					m, other := w.NewClient(relock.WithTTL(time.Minute)), w.NewClient()
+					a := m.NewLock("a")
+					section := w.Enter(t.Context(), a)
+					theirs := w.Enter(t.Context(), other.NewLock("b"))
+					var ended atomic.Int64
+					fault := m.Link.On(func(context.Context, *stage.Fault, func() error) error {
+						ended.Add(1)
+						end()
+						return nil
+					}, command)
+					m.Link.Once(func(_ context.Context, _ *stage.Fault, run func() error) error {
+						return cmp.Or(run(), store.Unsure(store.ErrUnavailable))
+					}, stage.CmdTry)
+					require.ErrorIs(t, inAndOut(section, m.NewLock("c"), m.NewLock("c").TryLock), relock.ErrUnavailable)
+					require.ErrorIs(t, inAndOut(section, m.NewLock("b"), stage.TryFor(m.NewLock("b"), 30*time.Second)), relock.ErrLocked)
+					stage.Pass(time.Second)
+					require.Positive(t, ended.Load())
+					fault.End()
+					stage.Pass(5 * time.Second)
+					w.RequireFree("c")
+					require.NoError(t, other.NewLock("b").Unlock(theirs))
+					stage.Pass(time.Hour)
+					require.NoError(t, section.Err(), "the lock is renewed")
+					require.NoError(t, a.Unlock(section))
+					requireUsable(t, w, m)
+				})
+			})
+		}
+	}
+}
+
+// TestAContextThatPanicsInACallOfAnOperator has a context that panics while the store waits for
+// the context's end.
+func TestAContextThatPanicsInACallOfAnOperator(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, c *relock.Client) error{
+		"State":       func(ctx context.Context, c *relock.Client) error { _, err := c.NewLock("a").State(ctx); return err },
+		"ForceUnlock": func(ctx context.Context, c *relock.Client) error { return c.NewLock("a").ForceUnlock(ctx) },
+		"Check":       func(ctx context.Context, c *relock.Client) error { return c.Check(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				m := w.NewClient()
+				request, over := until(t.Context())
+				m.Link.On(func(ctx context.Context, _ *stage.Fault, _ func() error) error {
+					bounded, cancel := context.WithTimeout(ctx, time.Second)
+					defer cancel()
+					over()
+					<-bounded.Done()
+					return bounded.Err()
+				}, stage.CmdLook)
+				require.Error(t, call(request, m.Client))
+			})
+		})
+	}
+}
+
+// hostile is a store in which one method panics, or ends its goroutine, while it is armed.
+type hostile struct {
+	*mem.Store
+	method string
+	end    func()
+	armed  atomic.Bool
+	hits   atomic.Int64
+}
+
+// methods are the methods of a hostile store that talk to a server or listen, and the ends of those
+// that listen.
+var methods = []string{
+	"Try", "TryAll", "Wait", "Enter", "Release", "ReleaseAll", "Renew", "Forget", "Token", "Look", "Break", "Borrow", "Follow",
+	"Accept", "Want", "Announce", "Show", "Shown", "List", "WatchWanted", "stop WatchWanted", "Announced", "stop Announced", "Watch", "stop Watch",
+}
+
+func (h *hostile) at(method string) {
+	if method == h.method && h.armed.Load() {
+		h.hits.Add(1)
+		h.end()
+	}
+}
+
+func (h *hostile) listening(method string, listen func() (stop func())) (stop func()) {
+	h.at(method)
+	end := listen()
+	return func() { end(); h.at("stop " + method) }
+}
+
+func (h *hostile) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	h.at("Try")
+	l, err := h.Store.Try(ctx, a)
+	if err == nil && a.Name == "unsure" {
+		err = store.Unsure(store.ErrUnavailable)
+	}
+	return l, err
+}
+
+func (h *hostile) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
+	h.at("TryAll")
+	return h.Store.TryAll(ctx, asks)
+}
+
+func (h *hostile) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	h.at("Wait")
+	return h.Store.Wait(ctx, a, progress)
+}
+
+func (h *hostile) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	h.at("Enter")
+	return h.Store.Enter(ctx, l, count)
+}
+
+func (h *hostile) Release(ctx context.Context, l store.Lease, count int) error {
+	h.at("Release")
+	return h.Store.Release(ctx, l, count)
+}
+
+func (h *hostile) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
+	h.at("ReleaseAll")
+	return h.Store.ReleaseAll(ctx, leases)
+}
+
+func (h *hostile) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	h.at("Renew")
+	return h.Store.Renew(ctx, renewals)
+}
+
+func (h *hostile) Forget(ctx context.Context, asks []store.Ask) []error {
+	h.at("Forget")
+	return h.Store.Forget(ctx, asks)
+}
+
+func (h *hostile) Token(ctx context.Context, l store.Lease) (int64, error) {
+	h.at("Token")
+	return h.Store.Token(ctx, l)
+}
+
+func (h *hostile) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	h.at("Look")
+	return h.Store.Look(ctx, a)
+}
+
+func (h *hostile) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+	h.at("List")
+	return h.Store.List(ctx, a)
+}
+
+func (h *hostile) Break(ctx context.Context, a store.Ask) error {
+	h.at("Break")
+	return h.Store.Break(ctx, a)
+}
+
+func (h *hostile) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
+	h.at("Borrow")
+	return h.Store.Borrow(ctx, a, t)
+}
+
+func (h *hostile) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
+	h.at("Follow")
+	return h.Store.Follow(ctx, l)
+}
+
+func (h *hostile) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (store.Lease, time.Duration, error) {
+	h.at("Accept")
+	return h.Store.Accept(ctx, a, old, t, unaware)
+}
+
+func (h *hostile) Want(ctx context.Context, a store.Ask) error {
+	h.at("Want")
+	return h.Store.Want(ctx, a)
+}
+
+func (h *hostile) Announce(ctx context.Context, a store.Ask) error {
+	h.at("Announce")
+	return h.Store.Announce(ctx, a)
+}
+
+func (h *hostile) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
+	h.at("Show")
+	return h.Store.Show(ctx, w, lifetime)
+}
+
+func (h *hostile) Shown(ctx context.Context, holds []store.ID) ([]store.Waiting, error) {
+	h.at("Shown")
+	return h.Store.Shown(ctx, holds)
+}
+
+func (h *hostile) Watch(client string, doubt func(store.ID)) (stop func()) {
+	return h.listening("Watch", func() func() { return h.Store.Watch(client, doubt) })
+}
+
+func (h *hostile) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	return h.listening("WatchWanted", func() func() { return h.Store.WatchWanted(client, wanted) })
+}
+
+func (h *hostile) Announced(name string, heard func()) (stop func()) {
+	return h.listening("Announced", func() func() { return h.Store.Announced(name, heard) })
+}
+
+// TestNoMethodOfAStoreEndsTheProcess walks over all methods of a store, and calls each verb of a lock
+// while one of them panics, or ends its goroutine.
+func TestNoMethodOfAStoreEndsTheProcess(t *testing.T) {
+	for how, end := range map[string]func(){"panics": func() { panic("of the driver") }, "ends its goroutine": runtime.Goexit} {
+		for _, method := range methods {
+			t.Run(method+" "+how, func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					h := &hostile{Store: w.Store, method: method, end: end}
+					c, err := relock.Open(h)
+					require.NoError(t, err)
+					h.armed.Store(true)
+					everything(t, w, c)
+					require.Positive(t, h.hits.Load(), "the method was called")
+					h.armed.Store(false)
+					stage.Pass(time.Hour)
+					other := w.NewClient()
+					for _, name := range []string{"a", "b", "c", "d", "lead", "loan", "away", "unsure"} {
+						l := other.NewLock(name)
+						w.Leave(w.Enter(t.Context(), l), l)
+						l = c.NewLock(name)
+						if name != "unsure" {
+							w.Leave(w.Enter(t.Context(), l), l)
+						}
+					}
+					h.armed.Store(true)
+					inCaller(func() { _ = c.Close() })
+					h.armed.Store(false)
+					require.NoError(t, c.Close())
+				})
+			})
+		}
+	}
+}
+
+// inCaller runs a call in a goroutine that the call may end, or let panic.
+func inCaller(call func()) {
+	go func() {
+		defer func() { _ = recover() }()
+		call()
+	}()
+}
+
+// everything calls each verb of a lock, and lets each background work of a client happen.
+func everything(t *testing.T, w *stage.World, c *relock.Client) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	other := w.NewClient()
+	theirs := w.Enter(ctx, other.NewLock("b"))
+	lender := other.NewLock("loan")
+	lent := w.Enter(ctx, lender)
+	loan, err := lender.Lend(lent)
+	require.NoError(t, err)
+	away, err := other.NewLock("away").HandOff(w.Enter(ctx, other.NewLock("away")))
+	require.NoError(t, err)
+
+	a := c.NewLock("a")
+	inCaller(func() {
+		section, err := a.Lock(ctx)
+		if err != nil {
+			return
+		}
+		defer func() { _ = a.Unlock(section) }()
+		for _, call := range []func(){
+			func() { a.Wanted(section) },
+			func() { _ = a.Do(section, func(context.Context) error { return nil }) },
+			func() { _, _ = a.Token(section) },
+			func() { _, _ = c.NewLock("b").TryLockFor(section, time.Minute) }, // with a search for deadlocks
+			func() { <-section.Done() },
+		} {
+			inCaller(call)
+		}
+		<-time.After(2 * time.Minute)
+	})
+	for _, call := range []func(){
+		func() { _, _ = c.NewLock("unsure").TryLock(ctx) },
+		func() { _ = c.NewLocks([]string{"c", "d"}).Do(ctx, func(context.Context) error { return nil }) },
+		func() {
+			_ = relock.All(c.NewLock("c"), c.NewSemaphore("s", 1)).Do(ctx, func(context.Context) error { return nil })
+		},
+		func() {
+			if section, err := c.NewLock("loan").Borrow(ctx, loan); err == nil {
+				<-time.After(time.Minute)
+				_ = c.NewLock("loan").Unlock(section)
+			}
+		},
+		func() {
+			if section, err := c.NewLock("away").Accept(ctx, away); err == nil {
+				_ = c.NewLock("away").Unlock(section)
+			}
+		},
+		func() {
+			for range c.NewLock("lead").Leaders(ctx) { //nolint:revive // a follower looks
+			}
+		},
+		func() { _ = c.NewLock("lead").Lead(ctx, func(context.Context) error { return nil }) },
+		func() { _ = c.NewLock("b").Ask(ctx) },
+		func() { _, _ = c.NewLock("b").State(ctx) },
+		func() { _, _ = c.List(ctx, nil) },
+	} {
+		inCaller(call)
+		stage.Pass(time.Second)
+	}
+	campaign := c.NewLock("lead").Campaign(ctx)
+	stage.Pass(time.Minute)
+	inCaller(func() { _ = c.NewLock("b").ForceUnlock(ctx) })
+	inCaller(func() { campaign.Resign() })
+	stage.Pass(5 * time.Minute)
+	cancel()
+	_ = other.NewLock("b").Unlock(theirs)
+	_ = lender.Unlock(lent)
+	stage.Pass(time.Minute)
+	<-campaign.Done()
+}

@@ -1,0 +1,587 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/store/mem"
+)
+
+// Which calls are inside of a section?
+
+// This file shows which calls are inside of a section. reentry_faults_test.go is about entries
+// whose commands are slow or get lost.
+
+// room is guarded by a lock, and notices when two are inside at one moment.
+type room struct{ inside, visits, overlaps atomic.Int64 }
+
+// visit stays for a time.
+func (r *room) visit(d time.Duration) {
+	if r.inside.Add(1) > 1 {
+		r.overlaps.Add(1)
+	}
+	<-time.After(d)
+	r.visits.Add(1)
+	r.inside.Add(-1)
+}
+
+// requireVisits fails unless so many visits were made, one at a time.
+func (r *room) requireVisits(t *testing.T, visits int) {
+	t.Helper()
+	require.Zero(t, r.overlaps.Load(), "sections overlapped")
+	require.EqualValues(t, visits, r.visits.Load())
+}
+
+func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
+	const goroutines = 60
+	for name, options := range map[string][]relock.Option{
+		"": nil, "WithLocalReentry": {relock.WithLocalReentry()}, "WithLocalPass": {relock.WithLocalPass(0, time.Hour)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				c := w.NewClient(options...)
+				section := w.Enter(t.Context(), c.NewLock("a"))
+				group, cancel := context.WithCancelCause(section) // as errgroup.WithContext makes it
+				defer cancel(nil)
+				var guarded room
+				var wg sync.WaitGroup
+				for range goroutines {
+					wg.Go(func() {
+						err := c.NewLock("b").Do(group, func(context.Context) error { guarded.visit(time.Second); return nil })
+						if err != nil {
+							cancel(err)
+						}
+					})
+				}
+				wg.Wait()
+				require.NoError(t, context.Cause(group))
+				guarded.requireVisits(t, goroutines)
+				w.Leave(section, c.NewLock("a"))
+				w.RequireFree("a", "b")
+			})
+		})
+	}
+}
+
+func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		l := w.NewClient().NewLock("a")
+		section := w.Enter(t.Context(), l)
+		var inside, most atomic.Int64
+		var wg sync.WaitGroup
+		errs := make([]error, 50)
+		for i := range errs {
+			wg.Go(func() {
+				errs[i] = l.Do(section, func(ctx context.Context) error {
+					most.Store(max(most.Load(), inside.Add(1)))
+					pause := time.After(time.Second)
+					<-pause
+					inside.Add(-1)
+					return l.Do(ctx, func(context.Context) error { return nil })
+				})
+			})
+		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
+		require.EqualValues(t, len(errs), most.Load())
+		require.Equal(t, 1, l.Count(section))
+		stage.Pass(relock.DefaultTTL / 3) // the next renewal
+		w.RequireCount("a", 1)
+		w.Leave(section, l)
+		w.RequireFree("a")
+	})
+}
+
+func TestRequestsOfAServerInASectionExcludeEachOther(t *testing.T) {
+	const requests = 20
+	c, err := relock.Open(mem.New())
+	require.NoError(t, err)
+	defer c.Close()
+	a, b := c.NewLock("a"), c.NewLock("b")
+	section, err := a.Lock(t.Context())
+	require.NoError(t, err)
+
+	var guarded room
+	var together sync.WaitGroup
+	mux := http.NewServeMux()
+	mux.HandleFunc("/b", func(_ http.ResponseWriter, r *http.Request) {
+		_ = b.Do(r.Context(), func(context.Context) error { guarded.visit(time.Millisecond); return nil })
+	})
+	mux.HandleFunc("/a", func(_ http.ResponseWriter, r *http.Request) { // all are inside of a at one moment
+		_ = a.Do(r.Context(), func(context.Context) error { together.Done(); together.Wait(); return nil })
+	})
+	server := httptest.NewUnstartedServer(mux)
+	server.Config.BaseContext = func(net.Listener) context.Context { return section }
+	server.Start()
+	defer server.Close()
+
+	for _, path := range []string{"/b", "/a"} {
+		together.Add(requests)
+		var wg sync.WaitGroup
+		errs := make([]error, requests)
+		for i := range errs {
+			wg.Go(func() { errs[i] = get(t.Context(), server, path) })
+		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
+		together = sync.WaitGroup{}
+	}
+	guarded.requireVisits(t, requests)
+	require.Equal(t, 1, a.Count(section))
+	require.NoError(t, a.Unlock(section))
+}
+
+func get(ctx context.Context, server *httptest.Server, path string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+path, http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := server.Client().Do(request)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, response.Body)
+	return errors.Join(err, response.Body.Close())
+}
+
+func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, w *stage.World, l *relock.Lock, section context.Context){
+		"unlocked": func(t *testing.T, _ *stage.World, l *relock.Lock, section context.Context) {
+			t.Helper()
+			require.NoError(t, l.Unlock(section))
+		},
+		"lost and unlocked": func(t *testing.T, w *stage.World, l *relock.Lock, section context.Context) {
+			t.Helper()
+			w.Store.Lose("a")
+			_, _ = w.Ends(section)
+			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				l := w.NewClient().NewLock("a")
+				section := w.Enter(t.Context(), l)
+				before := stage.HolderOf(t, section)
+				detached := context.WithoutCancel(section)
+				end(t, w, l, section)
+				_, inside := relock.HolderFrom(detached)
+				require.False(t, inside)
+				require.False(t, l.Held(detached))
+
+				other := w.Enter(t.Context(), l)
+				_, err := l.TryLock(detached)
+				require.ErrorIs(t, err, relock.ErrLocked)
+				calls := []*stage.Attempt{w.Start(detached, l), w.Start(detached, l)}
+				w.Leave(other, l)
+				first := calls[0].Section()
+				require.True(t, calls[1].Waits(), "two calls under that context exclude each other")
+				require.NotEqual(t, before, stage.HolderOf(t, first))
+				w.Leave(first, l)
+				require.NoError(t, l.Unlock(calls[1].Section()))
+				w.RequireFree("a")
+			})
+		})
+	}
+}
+
+func TestACallInALostSectionIsToldSoUnderADetachedContextToo(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		c := w.NewClient()
+		a, b := c.NewLock("a"), c.NewLock("b")
+		inA := w.Enter(t.Context(), a)
+		inB := w.Enter(inA, b)
+		w.Store.Lose("a")
+		for range 2 { // before the process knows, and afterwards
+			for _, lock := range []stage.Locking{a.Lock, a.TryLock, stage.TryFor(a, time.Minute)} {
+				_, err := lock(context.WithoutCancel(inB))
+				require.ErrorIs(t, err, relock.ErrLockLost)
+				require.NotErrorIs(t, err, relock.ErrLocked)
+			}
+			stage.Pass(time.Second)
+		}
+		require.True(t, w.Free("a"), "the lock was not taken anew")
+		require.True(t, b.Held(inB))
+		w.Leave(inB, b)
+		require.ErrorIs(t, a.Unlock(inA), relock.ErrLockLost)
+		w.RequireFree("a", "b")
+	})
+}
+
+func TestACallWhileTheLastExitIsInFlightMakesANewHold(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewClient()
+		l := m.NewLock("a")
+		section := w.Enter(t.Context(), l)
+		detached := context.WithoutCancel(section)
+		other := w.Start(t.Context(), w.NewClient().NewLock("a"))
+		m.Link.Once(stage.Delay(time.Second, time.Second), stage.CmdRelease)
+		exit := w.Begin(section, stage.Unlock(l))
+		late := w.Start(detached, l)
+		_, err := l.TryLock(detached)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, exit.Failure())
+		require.NoError(t, other.Section().Err())
+		require.True(t, late.Waits(), "behind the one that waited before")
+		require.NoError(t, l.ForceUnlock(t.Context()))
+		require.Equal(t, 1, l.Count(late.Section()))
+		require.NoError(t, l.Unlock(late.Section()))
+	})
+}
+
+func TestWithSectionPutsCallbacksInside(t *testing.T) {
+	type key struct{}
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		l := w.NewClient().NewLock("a")
+		section := w.Enter(t.Context(), l)
+
+		// A framework calls back with a context of its own, as a gRPC stream does.
+		own, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "stream"))
+		callback := relock.WithSection(own, section)
+		require.Equal(t, "stream", callback.Value(key{}))
+		require.Equal(t, stage.HolderOf(t, section), stage.HolderOf(t, callback))
+		require.Equal(t, 1, l.Count(callback))
+		inner := w.Enter(callback, l)
+		w.RequireCount("a", 2)
+		require.Equal(t, "stream", inner.Value(key{}))
+
+		cancel()
+		require.ErrorIs(t, inner.Err(), context.Canceled)
+		require.NoError(t, section.Err(), "the section goes on")
+		w.Leave(inner, l)
+		w.Leave(section, l)
+
+		// A context outside of all sections puts nothing inside.
+		for _, over := range []context.Context{section, t.Context(), relock.WithoutHolder(section)} {
+			require.False(t, l.Held(relock.WithSection(t.Context(), over)))
+		}
+		other := w.Enter(t.Context(), l)
+		require.False(t, l.Held(relock.WithSection(other, t.Context())))
+		_, err := l.TryLock(relock.WithSection(t.Context(), section))
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, l.Unlock(relock.WithSection(t.Context(), other)), "Unlock takes such a context, too")
+		w.RequireFree("a")
+	})
+}
+
+func TestASectionInsideOfWithSectionOutlivesTheOuterOne(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		const ttl = 10 * time.Second
+		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(relock.WithSection(t.Context(), outer), l)
+		w.Leave(outer, l)
+		require.NoError(t, inner.Err())
+		stage.Pass(10 * ttl)
+		require.NoError(t, inner.Err(), "the lease is renewed")
+		require.Equal(t, 1, l.Count(inner))
+		w.Store.Lose("a")
+		_, cause := w.Ends(inner)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
+	})
+}
+
+func TestASectionThatOnlyWithSectionRefersToIsNoLeak(t *testing.T) {
+	var r stage.Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
+		callback := func() context.Context {
+			section, err := l.Lock(t.Context())
+			require.NoError(t, err)
+			return relock.WithSection(t.Context(), section)
+		}()
+		for range 3 {
+			runtime.GC()
+			stage.Pass(relock.DefaultTTL)
+		}
+		w.Leave(callback, l)
+		require.Empty(t, stage.EventsOf[relock.Leaked](&r))
+	})
+}
+
+func TestWithoutHolderPutsCallsOutside(t *testing.T) {
+	type key struct{}
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		require.Equal(t, t.Context(), relock.WithoutHolder(t.Context()), "there is nothing to take away")
+		l := w.NewClient().NewLock("a")
+		section := w.Enter(context.WithValue(t.Context(), key{}, "trace"), l)
+		outside := relock.WithoutHolder(section)
+		require.Equal(t, "trace", outside.Value(key{}))
+		_, inside := relock.HolderFrom(outside)
+		require.False(t, inside)
+		require.False(t, l.Held(outside))
+		require.ErrorIs(t, l.Unlock(outside), relock.ErrNotHeld)
+		_, err := l.TryLock(outside)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		own := w.Start(outside, l)
+		require.True(t, own.Waits())
+
+		w.Leave(section, l)
+		err = own.Failure()
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.ErrorIs(t, err, context.Canceled, "the context still ends with the section")
+		require.ErrorIs(t, err, relock.ErrReleased)
+		w.RequireFree("a")
+
+		section = w.Enter(t.Context(), l)
+		own = w.Start(relock.WithoutHolder(context.WithoutCancel(section)), l)
+		stage.Pass(time.Minute)
+		require.True(t, own.Waits())
+		w.Leave(section, l)
+		require.NoError(t, l.Unlock(own.Section()))
+		w.RequireFree("a")
+	})
+}
+
+func TestANilContextIsAPanicWithAText(t *testing.T) {
+	var none context.Context
+	for name, call := range map[string]func(){
+		"WithSection, no context": func() { relock.WithSection(none, t.Context()) },
+		"WithSection, no section": func() { relock.WithSection(t.Context(), none) },
+		"WithoutHolder":           func() { relock.WithoutHolder(none) },
+		"HolderFrom":              func() { relock.HolderFrom(none) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() { require.Contains(t, fmt.Sprint(recover()), "nil") }()
+			call()
+		})
+	}
+}
+
+func TestAChainOfTenCalls(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		c := w.NewClient()
+		var chain func(ctx context.Context, depth int) error
+		chain = func(ctx context.Context, depth int) error {
+			if depth == 10 {
+				for _, name := range []string{"a", "b"} {
+					require.Equal(t, 5, c.NewLock(name).Count(ctx))
+					require.Equal(t, 5, w.Count(name))
+				}
+				return nil
+			}
+			return c.NewLock([]string{"a", "b"}[depth%2]).Do(ctx, func(ctx context.Context) error { return chain(ctx, depth+1) })
+		}
+		begun := time.Now()
+		require.NoError(t, chain(t.Context(), 0))
+		require.Zero(t, time.Since(begun))
+		w.RequireFree("a", "b")
+	})
+}
+
+func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		var r stage.Recorder
+		c := w.NewClient(relock.WithOwner("orders"), relock.WithLogger(log.Logger()), relock.WithHooks(r.Hooks()))
+		ctx := t.Context()
+		for _, name := range []string{"a", "b", "c"} {
+			ctx = w.Enter(ctx, c.NewLock(name)) //nolint:fatcontext // a section inside of a section
+		}
+		holder := stage.HolderOf(t, ctx)
+		require.Equal(t, c.ID()+":1", holder.String())
+		for _, name := range []string{"a", "b", "c"} {
+			state, err := c.NewLock(name).State(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, holder, state.Holder)
+			_, err = w.NewClient().NewLock(name).TryLock(t.Context())
+			require.ErrorContains(t, err, fmt.Sprintf("%q is locked by %s;", name, holder))
+		}
+		for _, event := range stage.EventsOf[relock.AcquireFinished](&r) {
+			require.Equal(t, holder, event.Holder)
+		}
+		w.Store.Lose("c")
+		_, cause := w.Ends(ctx)
+		var lost *relock.LostError
+		require.ErrorAs(t, cause, &lost)
+		require.Equal(t, holder, lost.Holder)
+		lines := log.About("lock lost")
+		require.Len(t, lines, 1)
+		require.Equal(t, holder.String(), lines[0].Attrs["holder"])
+		require.ErrorContains(t, c.NewLock("d").Unlock(ctx), "not held by this context")
+
+		// The name lasts as long as a section of the chain is open.
+		outside := context.WithoutCancel(ctx)
+		w.Leave(ctx, c.NewLock("a"))
+		require.Equal(t, holder, stage.HolderOf(t, outside), "b is still open")
+		w.Leave(ctx, c.NewLock("b"))
+		next := w.Enter(outside, c.NewLock("a"))
+		require.NotEqual(t, holder, stage.HolderOf(t, next))
+		w.Leave(next, c.NewLock("a"))
+	})
+}
+
+func TestTwoClientsInOneChainNeverShareAHold(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		one, two := w.NewClient(), w.NewClient()
+		section := w.Enter(t.Context(), one.NewLock("a"))
+		// The clients number their holds alike.
+		for i := range 5 {
+			name := fmt.Sprint("b", i)
+			inner := w.Enter(section, two.NewLock(name))
+			require.Contains(t, stage.HolderOf(t, inner).String(), two.ID())
+			require.Contains(t, w.Owner(name), two.ID())
+			_, err := one.NewLock(name).TryLock(section)
+			require.ErrorIs(t, err, relock.ErrLocked)
+			require.NoError(t, two.NewLock(name).Unlock(inner))
+			again := w.Enter(section, one.NewLock(name))
+			require.Equal(t, stage.HolderOf(t, section), stage.HolderOf(t, again))
+			require.NoError(t, one.NewLock(name).Unlock(again))
+		}
+		w.Leave(section, one.NewLock("a"))
+	})
+}
+
+func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		const ttl = 10 * time.Second
+		c := w.NewClient(relock.WithTTL(ttl))
+		// Each lock is taken with the request's context, since the section before ends on the way.
+		request := t.Context()
+		leave := func() error { return nil }
+		for i := range 5 {
+			l := c.NewLock(fmt.Sprint("node ", i))
+			section := w.Enter(request, l)
+			require.NoError(t, leave())
+			stage.Pass(3 * ttl)
+			require.True(t, l.Held(section))
+			leave = func() error { return l.Unlock(section) }
+		}
+		require.NoError(t, leave())
+		for i := range 5 {
+			w.RequireFree(fmt.Sprint("node ", i))
+		}
+	})
+}
+
+// slowContext tells of its end late, as on a busy machine.
+type slowContext struct{ context.Context }
+
+func (c slowContext) AfterFunc(f func()) (stop func() bool) {
+	return context.AfterFunc(c.Context, func() {
+		<-time.After(time.Second)
+		f()
+	})
+}
+
+func TestADowngradedReaderOutlivesWhatWasLeftBehindItsWriter(t *testing.T) {
+	for _, writerFirst := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the writer first: %t", writerFirst), func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				c := w.NewClient()
+				rw, other := c.NewRWLock("a"), c.NewLock("b")
+				writer := w.Begin(t.Context(), rw.Lock).Section()
+				between := w.Enter(writer, other)
+				reader := w.Enter(slowContext{between}, rw.RLocker())
+				if writerFirst {
+					require.NoError(t, rw.Unlock(writer))
+					w.Leave(between, other)
+				} else {
+					w.Leave(between, other)
+					require.NoError(t, rw.Unlock(writer))
+				}
+				stage.Pass(2 * time.Second)
+				require.Equal(t, writerFirst, reader.Err() == nil, "the Unlock that came first counts")
+				w.Leave(reader, rw.RLocker())
+				w.RequireFree("a", "b")
+			})
+		})
+	}
+}
+
+// A context that has ended with an outer section stops renewal, as every done context does.
+func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
+	const ttl = 10 * time.Second
+	for name, names := range map[string][2]string{"the same lock": {"a", "a"}, "another lock": {"a", "b"}} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				c := w.NewClient(relock.WithTTL(ttl))
+				outer, inner := c.NewLock(names[0]), c.NewLock(names[1])
+				for _, late := range []bool{false, true} {
+					inOuter := w.Enter(t.Context(), outer)
+					inInner := w.Enter(inOuter, inner)
+					w.Leave(inOuter, outer)
+					require.ErrorIs(t, context.Cause(inInner), relock.ErrReleased)
+					require.True(t, inner.Held(inInner), "there is time to clean up")
+					require.Equal(t, 1, inner.Count(inInner))
+					stage.Pass(ttl / 2)
+					require.True(t, inner.Held(inInner))
+					if !late {
+						w.Leave(inInner, inner)
+						continue
+					}
+					stage.Pass(ttl/2 + time.Millisecond)
+					require.False(t, inner.Held(inInner))
+					w.RequireFree(names[0], names[1])
+					require.ErrorIs(t, inner.Unlock(inInner), relock.ErrLockLost)
+				}
+			})
+		})
+	}
+}
+
+func TestCountIsRightAfterManyEntriesAndExits(t *testing.T) {
+	for name, options := range map[string][]relock.Option{"": nil, "WithLocalReentry": {relock.WithLocalReentry()}} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				const ttl = 30 * time.Second
+				m := w.NewClient(append(options, relock.WithTTL(ttl))...)
+				l := m.NewLock("a")
+				outer := w.Enter(t.Context(), l)
+				m.Link.On(func(ctx context.Context, f *stage.Fault, run func() error) error { // in any order
+					return stage.Delay(rand.N(time.Second), rand.N(time.Second))(ctx, f, run)
+				}, stage.CmdEnter, stage.CmdRelease)
+				var wg sync.WaitGroup
+				var kept []context.Context
+				var mu sync.Mutex
+				errs := make([]error, 30)
+				for i := range errs {
+					wg.Go(func() {
+						var open []context.Context
+						for range 10 {
+							if len(open) > 0 && rand.IntN(2) == 0 {
+								at := rand.IntN(len(open))
+								errs[i] = errors.Join(errs[i], l.Unlock(open[at]))
+								open = slices.Delete(open, at, at+1)
+								continue
+							}
+							inner, err := l.Lock(relock.WithSection(t.Context(), outer))
+							errs[i] = errors.Join(errs[i], err)
+							open = append(open, inner)
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						kept = append(kept, open...)
+					})
+				}
+				wg.Wait()
+				require.NoError(t, errors.Join(errs...))
+				require.Equal(t, 1+len(kept), l.Count(outer))
+				stage.Pass(ttl / 3)
+				if options == nil { // else the store knows one entry
+					require.Equal(t, 1+len(kept), w.Count("a"))
+				}
+				for _, section := range append(kept, outer) {
+					w.Leave(section, l)
+				}
+				w.RequireFree("a")
+			})
+		})
+	}
+}

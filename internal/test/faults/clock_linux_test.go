@@ -1,0 +1,277 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/internal/test/stage"
+)
+
+// What if the clock of the server is turned?
+
+// The server's clock is turned, while those of the clients run on. Redis notes the end of a lease
+// as a time of day: turned forward, leases end early, and two may be in; turned back, they last
+// longer. Tokens grow all the same, every loss is told, and everybody gets in, in order as long as
+// there is a queue.
+
+// onClock is apart with a clock.
+func onClock(t *testing.T) (*stage.Arena, *redistest.Clock) {
+	t.Helper()
+	t.Parallel()
+	server, clock := redistest.StartWithClock(t)
+	return stage.NewArena(t, server), clock
+}
+
+func TestAServerClockThatGoesForwardEndsTheLease(t *testing.T) {
+	const ttl = 900 * time.Millisecond
+	for _, step := range []time.Duration{
+		10 * time.Second, // the lease is over
+		25 * time.Hour,   // and the keys of the queue and the token
+	} {
+		t.Run(step.String(), func(t *testing.T) {
+			w, clock := onClock(t)
+			l := w.Peer(relock.WithTTL(ttl)).NewLock("a")
+			section := w.Enter(t.Context(), l)
+			token := w.Draw(section, l)
+			var waiters []*stage.Attempt
+			for i := range 5 {
+				waiters = append(waiters, w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a")))
+				w.AwaitWaiters("a", i+1)
+			}
+			clock.Step(step)
+			stepped := time.Now()
+			var mu sync.Mutex
+			var tokens []int64
+			var order []int
+			var workers sync.WaitGroup
+			var errs stage.Texts
+			for i, a := range waiters {
+				workers.Go(func() {
+					<-a.Done
+					next, err := a.Lock.Token(a.Ctx)
+					mu.Lock()
+					order, tokens = append(order, i), append(tokens, next)
+					mu.Unlock()
+					errs.Check(errors.Join(a.Err, err, a.Lock.Unlock(a.Ctx)))
+				})
+			}
+			require.Equal(t, relock.LossTaken, w.Within(ttl/3+stage.AfterLease).Lost(section))
+			t.Logf("the holder was told after %s", time.Since(stepped))
+			// Without a queue each asks for itself when the lease that it knew of should be over.
+			require.NoError(t, w.Within(ttl+ttl/3+stage.AfterLease).Call(func() error { workers.Wait(); return nil }))
+			require.Empty(t, errs.All())
+			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+			if step < time.Hour {
+				require.Equal(t, []int{0, 1, 2, 3, 4}, order)
+			}
+			for _, next := range tokens {
+				require.Greater(t, next, token)
+				token = next
+			}
+			w.RequireFree("a")
+		})
+	}
+}
+
+func TestAServerClockThatGoesBackCostsNobodyAnything(t *testing.T) {
+	const ttl, step = 900 * time.Millisecond, 30 * time.Hour
+	w, clock := onClock(t)
+	l := w.Peer(relock.WithTTL(ttl)).NewLock("a")
+	outer := w.Enter(t.Context(), l)
+	token := w.Draw(outer, l)
+	var waiters []*stage.Attempt
+	join := func() {
+		waiters = append(waiters, w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a")))
+		w.AwaitWaiters("a", len(waiters))
+	}
+	join()
+	join()
+	clock.Step(-step)
+	require.Greater(t, w.Lease("a"), step)
+	inner := w.Enter(outer, l)
+	w.RequireCount("a", 2)
+	stage.SleepUntil(time.Now().Add(ttl + ttl/2))
+	require.NoError(t, outer.Err())
+	require.LessOrEqual(t, l.Remaining(outer), ttl, "by the holder's own clock")
+	w.Leave(inner, l)
+	w.Leave(outer, l)
+	for i, a := range waiters {
+		section := a.Section()
+		next := w.Draw(section, a.Lock)
+		require.Greater(t, next, token)
+		token = next
+		require.LessOrEqual(t, w.Lease("a"), ttl, "new leases are as long as they should be")
+		require.Equal(t, len(waiters)-1-i, w.Waiters("a"), "one by one, in their order")
+		w.Leave(section, a.Lock)
+	}
+	w.Within(0).RequireFree("a")
+}
+
+// A holder that dies leaves a lease that is longer now. An operator can free the lock.
+func TestALeaseThatATurnedClockMadeLongCanBeEndedByForce(t *testing.T) {
+	const ttl, step = time.Second, time.Hour
+	w, clock := onClock(t)
+	holder := w.Locker("a", ttl)
+	token := stage.TokenOf(t, holder.Expect("in ", stage.StartUp))
+	waiter := w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a"))
+	w.AwaitWaiters("a", 1)
+	clock.Step(-step)
+	holder.Kill()
+	stage.SleepUntil(time.Now().Add(ttl + stage.AfterLease)) // the waiter has asked, and knows of a lease of an hour
+	require.True(t, waiter.Waits())
+	require.Greater(t, w.Lease("a"), step-ttl)
+	require.NoError(t, w.Peer().NewLock("a").ForceUnlock(t.Context()))
+	section := waiter.Section()
+	require.Greater(t, w.Draw(section, waiter.Lock), token)
+	w.Leave(section, waiter.Lock)
+	w.Within(0).RequireFree("a")
+}
+
+func TestTokensGrowThoughTheServersClockGoesBackByDays(t *testing.T) {
+	w, clock := onClock(t)
+	l := w.Peer().NewLock("a")
+	var last int64
+	for _, step := range []time.Duration{
+		0, -time.Hour, time.Minute, 2 * time.Hour, -80 * time.Hour, 0,
+		25 * time.Hour, 25 * time.Hour, 25 * time.Hour, // nobody locks for longer than a token's key lives
+		24 * time.Hour, 24*time.Hour + time.Second, 25 * time.Hour, -25 * time.Hour,
+	} {
+		clock.Step(step)
+		section := w.Enter(t.Context(), l)
+		token := w.Draw(section, l)
+		require.Greater(t, token, last, "after %s", step)
+		last = token
+		w.Leave(section, l)
+	}
+	w.Within(0).RequireFree("a")
+}
+
+func TestEverybodyGoesOnWhileTheServersClockGoesBackAndForth(t *testing.T) {
+	const workers, duration = 12, 2500 * time.Millisecond
+	for _, mode := range []struct {
+		name  string
+		ttl   time.Duration
+		safe  bool // no lease ends early
+		steps []time.Duration
+	}{
+		{"back", 5 * time.Second, true, []time.Duration{-time.Millisecond, -time.Second, -time.Minute, -time.Hour}},
+		{"back and forth", 600 * time.Millisecond, false, []time.Duration{
+			-time.Millisecond, -time.Second, -time.Minute, -time.Hour, -30 * time.Hour,
+			time.Millisecond, time.Second, time.Minute, time.Hour, 30 * time.Hour,
+		}},
+	} {
+		t.Run(mode.name, func(t *testing.T) {
+			w, clock := onClock(t)
+			ttl := relock.WithTTL(mode.ttl)
+			peers := []*stage.Peer{w.Peer(ttl), w.Peer(ttl), w.Peer(ttl)}
+			var g stage.Witness
+			var stays stays
+			var done stage.Tally
+			var errs stage.Texts
+			stop := make(chan struct{})
+			var all sync.WaitGroup
+			once := func(l *relock.Lock, lock stage.Locking) {
+				asked := time.Now()
+				section, err := lock(t.Context())
+				if errors.Is(err, relock.ErrLocked) || err != nil && stage.IsDone(err) {
+					done.Add("refusals")
+					return
+				}
+				errs.Check(err)
+				in := time.Now()
+				if mode.safe {
+					g.Enter(section, l)
+				} else if token, err := l.Token(section); err == nil {
+					stays.add(stay{asked, in, token})
+				}
+				<-time.After(rand.N(3 * time.Millisecond))
+				g.Leave(section)
+				err = l.Unlock(section)
+				if errors.Is(err, relock.ErrLockLost) && !mode.safe {
+					done.Add("losses")
+					return
+				}
+				errs.Check(err)
+				done.Add("sections")
+			}
+			for i := range workers {
+				l := peers[i%len(peers)].NewLock("a")
+				lock := l.Lock
+				if i%4 == 0 { // asks often, so the others need not wait for their time to ask
+					lock = stage.TryFor(l, 20*time.Millisecond)
+				}
+				all.Go(func() {
+					for !stage.IsClosed(stop) {
+						once(l, lock)
+					}
+				})
+			}
+			for begin := time.Now(); time.Since(begin) < duration; {
+				clock.Step(mode.steps[rand.IntN(len(mode.steps))])
+				done.Add("steps")
+				stage.SleepUntil(time.Now().Add(rand.N(60 * time.Millisecond)))
+			}
+			close(stop)
+			// One more comes, and the queue drains. A waiter whose place was lost with its key, and
+			// who was told of a long lease, asks after ten seconds.
+			require.NoError(t, w.Within(10*time.Second+w.Limit).Call(func() error {
+				err := w.Peer(ttl).NewLock("a").Do(t.Context(), func(context.Context) error { return nil })
+				all.Wait()
+				return err
+			}))
+			t.Log(&done)
+			require.Empty(t, errs.All())
+			require.Greater(t, done.Of("sections"), 10)
+			g.Require(t)
+			stays.requireTokensGrow(t)
+			w.RequireFree("a")
+		})
+	}
+}
+
+// stay is one section: when its Lock was called and had returned, and its token.
+type stay struct {
+	asked, in time.Time
+	token     int64
+}
+
+// stays is what happened to one lock.
+type stays struct {
+	mu   sync.Mutex
+	list []stay
+}
+
+func (s *stays) add(one stay) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, one)
+}
+
+// requireTokensGrow fails the test if a Lock that was called when another one had returned got a
+// token that is not larger. A token is drawn after Lock has returned, and never for a section that
+// was lost.
+func (s *stays) requireTokensGrow(t *testing.T) {
+	t.Helper()
+	byAsked := slices.SortedFunc(slices.Values(s.list), func(a, b stay) int { return a.asked.Compare(b.asked) })
+	byIn := slices.SortedFunc(slices.Values(s.list), func(a, b stay) int { return a.in.Compare(b.in) })
+	seen := map[int64]bool{}
+	var largest int64 // of those that had returned
+	n := 0
+	for _, one := range byAsked {
+		for ; n < len(byIn) && !byIn[n].in.After(one.asked); n++ {
+			largest = max(largest, byIn[n].token)
+		}
+		require.Greater(t, one.token, largest, "asked at %s", one.asked)
+		require.False(t, seen[one.token], "token %d was given twice", one.token)
+		seen[one.token] = true
+	}
+}

@@ -1,0 +1,540 @@
+package redis_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/internal/test/stage"
+)
+
+// Does a lock of Redisson's layout work as others do?
+
+// This file sees Redisson's layout from both sides. promises_test.go shows what is as in relock's
+// own layout, internal/redisstore what the scripts do, and interop/redisson what the real Redisson
+// does with that.
+
+// awaitGone waits until nobody holds a lock. A call that was cancelled may take the lock for a
+// moment.
+func awaitGone(w *stage.Arena, name string) {
+	w.T.Helper()
+	redistest.Eventually(w.T, w.Limit, func() bool { return w.Plain.Exists(context.Background(), name).Val() == 0 }, "%q is free", name)
+}
+
+// fieldOf is the only field of a lock in Redis.
+func fieldOf(w *stage.Arena, name string) (field, count string) {
+	w.T.Helper()
+	fields, err := w.Plain.HGetAll(context.Background(), name).Result()
+	require.NoError(w.T, err)
+	require.Len(w.T, fields, 1)
+	for field, count = range fields {
+		break
+	}
+	return field, count
+}
+
+// refusalOf is the LockedError of a call that waits for a short time.
+func refusalOf(w *stage.Arena, l *relock.Lock) *relock.LockedError {
+	w.T.Helper()
+	_, err := l.TryLockFor(w.T.Context(), 500*time.Millisecond)
+	var locked *relock.LockedError
+	require.ErrorAs(w.T, err, &locked)
+	return locked
+}
+
+func TestAJavaUnlockWakesAGoWaiter(t *testing.T) {
+	for _, payload := range []string{"0", "1"} { // "1" is of a write lock, and means the same
+		w := stage.OnShared(t).ForRedisson()
+		finished := make(chan relock.AcquireFinished, 1)
+		p := w.Peer(stage.InRedisson(relock.WithHooks(relock.Hooks{AcquireFinished: func(e relock.AcquireFinished) { finished <- e }}))...)
+		w.JavaLock("a")
+		asks := w.Answers(p)
+		waiter := w.Start(t.Context(), p.NewLock("a"))
+		w.AwaitAsks(asks, 2)
+		require.NoError(t, w.Plain.Del(t.Context(), "a").Err())
+		require.NoError(t, w.Plain.Publish(t.Context(), stage.ChannelOf("a"), payload).Err())
+		w.Leave(waiter.Section(), waiter.Lock)
+		require.Equal(t, 3, asks())
+		e := <-finished
+		require.True(t, e.Waited)
+		require.Equal(t, relock.WakeReleased, e.Wake)
+		require.Zero(t, w.Plain.Exists(t.Context(), "a").Val())
+	}
+}
+
+func TestAGoUnlockTellsJavaOnceAndOnlyWhenTheLockIsFree(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	l := w.Peer(stage.InRedisson()...).NewLock("a")
+	java := w.Plain.Subscribe(t.Context(), stage.ChannelOf("a"))
+	next := func() any {
+		t.Helper()
+		m, err := java.ReceiveTimeout(t.Context(), w.Limit)
+		require.NoError(t, err)
+		return m
+	}
+	next()
+	outer := w.Enter(t.Context(), l)
+	require.False(t, w.JavaTryLock("a"))
+	w.Leave(w.Enter(outer, l), l)
+	require.False(t, w.JavaTryLock("a"), "an inner exit frees nothing")
+	require.NoError(t, java.Ping(t.Context()))
+	require.IsType(t, &redis.Pong{}, next(), "and tells nobody")
+	w.Leave(outer, l)
+	require.Equal(t, "0", next().(*redis.Message).Payload)
+	require.NoError(t, java.Close())
+	w.JavaLock("a")
+	w.JavaUnlock("a")
+}
+
+func TestWhatJavaSeesOfAGoHoldAndGoOfAJavaHold(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	p := w.Peer(stage.InRedisson()...)
+	l := p.NewLock("a", relock.WithTTL(20*time.Second))
+	section := w.Enter(t.Context(), l)
+	inner := w.Enter(section, l)
+	field, count := fieldOf(w, "a")
+	require.Equal(t, "2", count)
+	require.Regexp(t, `^[0-9a-f-]{36}:[0-9]+$`, field)
+	lease := w.Plain.PTTL(t.Context(), "a").Val()
+	require.Greater(t, lease, 15*time.Second)
+	require.LessOrEqual(t, lease, 20*time.Second)
+	state, err := l.State(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, field, state.Holder.String())
+	require.Equal(t, 2, state.Count)
+	require.Zero(t, state.Waiters)
+	w.Leave(inner, l)
+	w.Leave(section, l)
+	require.Empty(t, redistest.Keys(t, w.Plain), "not even a token")
+
+	w.JavaLock("a")
+	w.JavaLock("a")
+	state, err = l.State(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, stage.JavaHolder, state.Holder.String())
+	require.Equal(t, 2, state.Count)
+	require.Greater(t, state.TTL, 25*time.Second)
+	locked := refusalOf(w, l)
+	require.Equal(t, stage.JavaHolder, locked.Holder.String())
+	require.Greater(t, locked.TTL, 25*time.Second)
+	require.NoError(t, l.ForceUnlock(t.Context()))
+	require.ErrorIs(t, l.ForceUnlock(t.Context()), relock.ErrNotHeld)
+}
+
+func TestAHolderFindsItselfInRedissonsLayout(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	p, other := w.Peer(stage.InRedisson()...), w.Peer(stage.InRedisson()...)
+	holderOf := func(p *stage.Peer, name string) relock.Holder {
+		state, err := p.NewLock(name).State(t.Context())
+		require.NoError(t, err)
+		return state.Holder
+	}
+	section := w.Enter(t.Context(), p.NewLock("a"))
+	require.Equal(t, stage.HolderOf(t, section), holderOf(p, "a"))
+	require.Equal(t, stage.HolderOf(t, section), holderOf(other, "a"))
+	inner := w.Enter(section, p.NewLock("b"))
+	require.Equal(t, stage.HolderOf(t, inner), holderOf(p, "b"))
+	require.Equal(t, stage.HolderOf(t, inner), refusalOf(w, p.NewLock("b")).Holder)
+	w.Leave(inner, p.NewLock("b"))
+	w.Leave(section, p.NewLock("a"))
+
+	require.NoError(t, p.NewLock("a").Lead(t.Context(), func(section context.Context) error {
+		for _, follower := range []*stage.Peer{p, other} {
+			for leader, err := range follower.NewLock("a").Leaders(section) {
+				require.NoError(t, err)
+				require.Equal(t, stage.HolderOf(t, section), leader)
+				break
+			}
+		}
+		return nil
+	}))
+}
+
+func TestANestedCallInRedissonsLayoutIsWarnedOf(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	ctx, warned := context.WithCancel(t.Context())
+	logger := slog.New(slog.NewTextHandler(writerFunc(func(line []byte) (int, error) {
+		if strings.Contains(string(line), "a hold of this very client") {
+			warned()
+		}
+		return len(line), nil
+	}), nil))
+	l := w.Peer(stage.InRedisson(relock.WithLogger(logger))...).NewLock("a")
+	section := w.Enter(t.Context(), l)
+	_, err := l.TryLockFor(ctx, time.Minute)
+	require.ErrorIs(t, err, context.Canceled, "the warning has ended the wait")
+	w.Leave(section, l)
+}
+
+type writerFunc func(line []byte) (int, error)
+
+func (f writerFunc) Write(line []byte) (int, error) { return f(line) }
+
+func TestAGoHolderIsToldThatJavaHasFreedItsLockByForce(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	l := w.Peer(stage.InRedisson(relock.WithTTL(1500 * time.Millisecond))...).NewLock("a")
+	section := w.Enter(t.Context(), l)
+	require.NoError(t, w.Plain.Del(t.Context(), "a").Err())
+	w.JavaLock("a")
+	require.Equal(t, relock.LossTaken, w.Lost(section))
+	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	w.JavaUnlock("a") // Go has not touched the lock
+}
+
+func TestAFencedLockSharesItsCounterWithJava(t *testing.T) {
+	const counter = "redisson_lock_token:{a}"
+	w := stage.OnShared(t).ForRedisson()
+	l := w.Peer(stage.InRedisson(relock.WithRedissonFencing())...).NewLock("a")
+	require.NoError(t, w.Plain.Set(t.Context(), counter, 41, 0).Err()) // Java was here before
+	outer := w.Enter(t.Context(), l)
+	require.EqualValues(t, 42, w.Draw(outer, l))
+	inner := w.Enter(outer, l)
+	require.EqualValues(t, 42, w.Draw(inner, l), "one hold has one token")
+	w.Leave(inner, l)
+	w.Leave(outer, l)
+	require.NoError(t, w.Plain.Incr(t.Context(), counter).Err()) // Java was in
+	section := w.Enter(t.Context(), l)
+	require.EqualValues(t, 44, w.Draw(section, l))
+	w.Leave(section, l)
+	require.Equal(t, []string{counter}, redistest.Keys(t, w.Plain))
+	require.Equal(t, time.Duration(-1), w.Plain.TTL(t.Context(), counter).Val(), "it has no end")
+
+	require.NoError(t, w.Plain.Set(t.Context(), counter, "1.5", 0).Err())
+	_, err := l.Lock(t.Context())
+	require.Error(t, err, "it cannot be counted up")
+	awaitGone(w, "a")
+}
+
+func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
+	const waiters = 50
+	w := stage.OnShared(t).ForRedisson()
+	w.JavaLock("a")
+	var queued atomic.Int32
+	p := w.Peer(stage.InRedisson(relock.WithHooks(relock.Hooks{Queued: func(relock.Queued) { queued.Add(1) }}))...)
+	asks := w.Answers(p)
+	var all []*stage.Attempt
+	for i := range waiters {
+		all = append(all, w.Start(t.Context(), p.NewLock("a")))
+		if i == 0 {
+			w.AwaitAsks(asks, 2)
+		}
+		redistest.Eventually(t, w.Limit, func() bool { return int(queued.Load()) == i+1 }, "it waits")
+	}
+	require.Equal(t, 2, asks(), "those behind the first have not asked")
+	require.Equal(t, 1, p.Faults.Commands("SUBSCRIBE"))
+	for n := 3; n < 8; n++ { // Java frees the lock, and takes it again before anybody can ask
+		require.NoError(t, w.Plain.Publish(t.Context(), stage.ChannelOf("a"), "0").Err())
+		w.AwaitAsks(asks, n)
+	}
+	require.Equal(t, 7, asks(), "one call for each message")
+
+	// They get in as they came, each with one call that is refused and one that is not.
+	w.JavaUnlock("a")
+	for i, a := range all {
+		section := a.Section()
+		for _, later := range all[i+1:] {
+			require.True(t, later.Waits())
+		}
+		w.Leave(section, a.Lock)
+	}
+	require.LessOrEqual(t, asks(), 7+2*waiters)
+	awaitGone(w, "a")
+}
+
+// The lease is long and the lock is free at once, so a message that is lost would be noticed.
+func TestAWaiterThatGivesUpLeavesTheMessageToTheNext(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	l := w.Peer(stage.InRedisson()...).NewLock("a")
+	for range 60 {
+		redistest.Eventually(t, w.Limit, func() bool { return w.JavaTryLock("a") }, "it is free")
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := []*stage.Attempt{w.Start(ctx, l), w.Start(ctx, l), w.Start(ctx, l)}
+		w.AwaitEars("a", 1)
+		stays := w.Start(t.Context(), l)
+		go func() {
+			<-time.After(rand.N(300 * time.Microsecond))
+			cancel()
+		}()
+		<-time.After(rand.N(300 * time.Microsecond))
+		w.JavaUnlock("a")
+		var left sync.WaitGroup
+		for _, a := range gone {
+			left.Go(func() {
+				if <-a.Done; a.Err == nil {
+					_ = a.Lock.Unlock(a.Ctx)
+				}
+			})
+		}
+		w.Leave(stays.Section(), l)
+		left.Wait()
+		awaitGone(w, "a")
+		cancel()
+	}
+}
+
+func TestACallBehindAnotherOfItsClientIsToldWhoHasTheLock(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	p := w.Peer(stage.InRedisson()...)
+	l := p.NewLock("a")
+	w.JavaLock("a")
+	stuck := p.Faults.Once(redistest.Named("SUBSCRIBE"), redistest.Hold())
+	asks := w.Answers(p)
+	first := w.Start(t.Context(), l)
+	stuck.WaitHits(t, 1)
+	require.Equal(t, stage.JavaHolder, refusalOf(w, l).Holder.String(), "also while the first one subscribes")
+	stuck.LetGo()
+	w.AwaitAsks(asks, 2)
+	last := w.Start(t.Context(), l)
+	w.JavaUnlock("a")
+	section := first.Section()
+	w.AwaitAsks(asks, 4) // last was refused
+	field, _ := fieldOf(w, "a")
+	require.Equal(t, field, refusalOf(w, l).Holder.String(), "the one that has it now, not Java")
+	w.Leave(section, l)
+	w.Leave(last.Section(), l)
+}
+
+// The call that asks for all gives up a silent connection, and asks on another one.
+func TestASilentConnectionOfOneWaiterDoesNotKeepItsClientOut(t *testing.T) {
+	const patient = 20 * time.Second
+	w := stage.OnShared(t).ForRedisson()
+	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = patient, patient }, stage.InRedisson(relock.WithTTL(time.Second))...)
+	l := p.NewLock("a")
+	w.JavaLock("a")
+	asks := w.Answers(p)
+	first := w.Start(t.Context(), l)
+	w.AwaitAsks(asks, 2)
+	behind := w.Start(t.Context(), l)
+	stuck := p.Faults.Once(w.Script(stage.LuaRedisson), redistest.Hold())
+	w.JavaUnlock("a")
+	stuck.WaitHits(t, 1)
+	w.Leave(first.Section(), l)
+	w.Leave(behind.Section(), l)
+	stuck.LetGo()
+	awaitGone(w, "a")
+}
+
+func TestAnUnlockWhilePubSubIsDownIsMadeUpForWhenItIsBack(t *testing.T) {
+	for _, order := range []string{"cut first", "freed first", "down for a while"} {
+		t.Run(order, func(t *testing.T) {
+			w := stage.OnShared(t).ForRedisson()
+			p := w.Peer(stage.InRedisson()...)
+			w.JavaLock("a")
+			asks := w.Answers(p)
+			waiter := w.Start(t.Context(), p.NewLock("a"))
+			w.AwaitAsks(asks, 2)
+			behind := w.Start(t.Context(), p.NewLock("a"))
+			switch order {
+			case "cut first":
+				p.Faults.CutPubSub()
+				w.JavaUnlock("a")
+			case "freed first": // the message is in flight when the connection breaks
+				p.Faults.StallPubSub()
+				w.JavaUnlock("a")
+				p.Faults.CutPubSub()
+			case "down for a while":
+				p.Faults.Refuse()
+				p.Faults.Cut()
+				w.JavaUnlock("a")
+				stage.SleepUntil(time.Now().Add(300 * time.Millisecond))
+				require.True(t, waiter.Waits())
+				p.Faults.Heal()
+			}
+			w.Leave(waiter.Section(), waiter.Lock)
+			w.Leave(behind.Section(), behind.Lock)
+			awaitGone(w, "a")
+		})
+	}
+}
+
+func TestAContendedLockInRedissonsLayoutIsSubscribedOnce(t *testing.T) {
+	const rounds = 20
+	w := stage.OnShared(t).ForRedisson()
+	p := w.Peer(stage.InRedisson()...)
+	l := p.NewLock("a")
+	asks := w.Answers(p)
+	for range rounds {
+		w.JavaLock("a")
+		before := asks()
+		waiter := w.Start(t.Context(), l)
+		w.AwaitAsks(asks, before+1)
+		w.JavaUnlock("a")
+		w.Leave(waiter.Section(), l)
+	}
+	require.Equal(t, 1, p.Faults.Commands("SUBSCRIBE"))
+	require.Zero(t, p.Faults.Commands("UNSUBSCRIBE"))
+	require.LessOrEqual(t, asks(), 2*rounds+rounds/2, "once subscribed, the first refusal is enough to wait")
+}
+
+func TestTwoNamesThatShareAChannelAreStillTwoLocks(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	p := w.Peer(stage.InRedisson()...)
+	w.JavaLock("a")
+	w.JavaLock("{a}")
+	bare, braced := w.Start(t.Context(), p.NewLock("a")), w.Start(t.Context(), p.NewLock("{a}"))
+	w.AwaitEars("a", 1)
+	w.JavaUnlock("{a}")
+	w.Leave(braced.Section(), braced.Lock)
+	require.True(t, bare.Waits())
+	w.JavaUnlock("a")
+	w.Leave(bare.Section(), bare.Lock)
+}
+
+func TestNestedEntriesAndExitsInRedissonsLayoutNeedNoMemory(t *testing.T) {
+	w := stage.OnOwn(t, "--maxmemory-policy", "noeviction").ForRedisson()
+	p := w.Peer(stage.InRedisson()...)
+	l := p.NewLock("a")
+	outer := w.Enter(t.Context(), l)
+	inner := w.Enter(outer, l)
+	require.NoError(t, w.Plain.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.ErrorContains(t, w.Start(t.Context(), p.NewLock("b")).Failure(), "OOM")
+	w.Leave(w.Enter(inner, l), l)
+	w.Leave(inner, l)
+	w.Leave(outer, l)
+	require.Empty(t, redistest.Keys(t, w.Plain))
+}
+
+func TestTooFewReplicaAcksInRedissonsLayoutUndoTheEntry(t *testing.T) {
+	w, replica := stage.WithReplica(t)
+	w.ForRedisson()
+	const timeout = 80 * time.Millisecond
+	p := w.Peer(stage.InRedisson()...)
+	l := p.NewLock("a", relock.WithReplicaAcks(1, timeout))
+	w.Leave(w.Enter(t.Context(), l), l)
+	replica.Pause()
+	require.ErrorIs(t, w.Start(t.Context(), l).Within(timeout+w.Limit).Failure(), relock.ErrNotReplicated)
+	awaitGone(w, "a")
+	replica.Resume()
+}
+
+// onACL is an arena on a server that keeps users from channels, and from commands in scripts.
+func onACL(t *testing.T) *stage.Arena {
+	t.Helper()
+	w := stage.OnOwn(t)
+	if !w.Server.AtLeast(7, 0) {
+		redistest.NotTested(t, "before 7.0 a user cannot be kept from channels or from commands in scripts in this way")
+	}
+	return w.ForRedisson()
+}
+
+// newACLUser makes a user, and a client of that user.
+func newACLUser(w *stage.Arena, user string, rules []string, options ...relock.Option) *stage.Peer {
+	w.T.Helper()
+	args := []any{"ACL", "SETUSER", user, "reset", "on", ">" + user}
+	for _, rule := range rules {
+		args = append(args, rule)
+	}
+	require.NoError(w.T, w.Plain.Do(context.Background(), args...).Err())
+	return w.PeerOn(func(o *redis.Options) { o.Username, o.Password = user, user }, stage.InRedisson(options...)...)
+}
+
+func TestARedisUserForRedissonsLayoutNeedsTheListAndNoMore(t *testing.T) {
+	w := onACL(t)
+	n := 0
+	tour := func(without string, options ...relock.Option) error {
+		n++
+		rules := []string{"~app:*", "&redisson_lock__channel:*", "~redisson_lock_token:*"}
+		for _, c := range slices.Concat(stage.RedissonACL, stage.RedissonFencingACL) {
+			if c != without {
+				rules = append(rules, "+"+c)
+			}
+		}
+		options = append(options, relock.WithTTL(3*time.Second))
+		user := fmt.Sprint("user", n)
+		return tourOf(w, newACLUser(w, user, rules, options...).NewLock("app:"+user))
+	}
+	fencing := relock.WithRedissonFencing()
+	require.NoError(t, tour(""))
+	require.NoError(t, tour("", fencing))
+	for _, c := range stage.RedissonFencingACL {
+		require.NoError(t, tour(c), "only fenced locks need %s", c)
+		require.Error(t, tour(c, fencing), c)
+	}
+	for _, c := range stage.RedissonACL {
+		switch c {
+		case "eval", "unsubscribe", "ping": // needed where a script is new, or seconds later
+		default:
+			require.Error(t, tour(c), c)
+		}
+	}
+	require.NoError(t, w.Plain.FlushAll(t.Context()).Err())
+}
+
+// tourOf does everything that a lock can do, and returns an error that it has met.
+func tourOf(w *stage.Arena, l *relock.Lock) error {
+	ctx, cancel := context.WithTimeout(w.T.Context(), 2*time.Second)
+	defer cancel()
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	inner, err := l.Lock(section)
+	if err != nil {
+		_ = l.Unlock(section)
+		return err
+	}
+	if _, err = l.State(ctx); err != nil {
+		return err
+	}
+	if err = l.Unlock(inner); err != nil {
+		return err
+	}
+	waiter := w.Start(ctx, l)
+	select { // the lease is renewed while somebody waits
+	case <-waiter.Done:
+		return waiter.Err
+	case <-time.After(700 * time.Millisecond):
+	}
+	if err = l.Unlock(section); err != nil {
+		return err
+	}
+	if <-waiter.Done; waiter.Err != nil {
+		return waiter.Err
+	}
+	return l.ForceUnlock(ctx)
+}
+
+func TestAUserWhoMayNotSetLeasesLeavesNoLockWithoutOne(t *testing.T) {
+	w := onACL(t)
+	for _, options := range [][]relock.Option{nil, {relock.WithRedissonFencing()}} {
+		p := newACLUser(w, "lessor", []string{"~*", "&*", "+@all", "-pexpire"}, options...)
+		_, err := p.NewLock("a").TryLock(t.Context())
+		require.ErrorContains(t, err, "can't run this command")
+		w.JavaLock("a") // would wait without limit, if a lock without a lease were left
+		w.JavaUnlock("a")
+	}
+}
+
+func TestAUserWithoutRedissonsChannelsIsToldWhenItHasToWait(t *testing.T) {
+	w := onACL(t)
+	w.JavaLock("app:a")
+	err := w.Start(t.Context(), newACLUser(w, "deaf", []string{"~app:*", "+@all"}).NewLock("app:a")).Failure()
+	require.ErrorContains(t, err, "NOPERM")
+	require.ErrorContains(t, err, "channel")
+
+	// Waiters are told when they may not listen any more.
+	p := newACLUser(w, "listener", []string{"~app:*", "&redisson_lock__channel:*", "+@all"})
+	asks := w.Answers(p)
+	waiters := []*stage.Attempt{w.Start(t.Context(), p.NewLock("app:a"))}
+	w.AwaitAsks(asks, 2)
+	for range 2 {
+		waiters = append(waiters, w.Start(t.Context(), p.NewLock("app:a")))
+	}
+	require.NoError(t, w.Plain.Do(t.Context(), "ACL", "SETUSER", "listener", "resetchannels").Err()) // ends its subscriptions
+	for _, waiter := range waiters {
+		require.ErrorContains(t, waiter.Failure(), "NOPERM")
+	}
+	w.JavaUnlock("app:a")
+}

@@ -1,0 +1,281 @@
+package redistest_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/test/redistest"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+func init() {
+	// echo repeats its arguments, and each line of its input.
+	redistest.RegisterChild("echo", func(args []string, in *bufio.Reader, out io.Writer) {
+		fmt.Fprintln(out, "args", strings.Join(args, " "))
+		for {
+			line, err := in.ReadString('\n')
+			if err != nil {
+				return
+			}
+			fmt.Fprint(out, "echo ", line)
+		}
+	})
+	redistest.RegisterChild("fail", func([]string, *bufio.Reader, io.Writer) {
+		fmt.Fprintln(os.Stderr, "the reason")
+		os.Exit(7)
+	})
+	// server starts a server as a test would, and is killed afterwards.
+	redistest.RegisterChild("server", func(_ []string, in *bufio.Reader, out io.Writer) {
+		t := &fakeT{dir: os.TempDir()}
+		s := redistest.Start(t)
+		fmt.Fprintln(out, s.Pid())
+		_, _ = in.ReadString('\n')
+	})
+}
+
+// fakeT shows a test how a helper fails.
+type fakeT struct {
+	testing.TB
+	dir      string
+	cleanups []func()
+	errors   []string
+	skipped  string
+}
+
+func (t *fakeT) Helper()          {}
+func (t *fakeT) Cleanup(f func()) { t.cleanups = append(t.cleanups, f) }
+func (t *fakeT) Failed() bool     { return len(t.errors) > 0 }
+func (t *fakeT) TempDir() string  { return t.dir }
+func (t *fakeT) Logf(string, ...any) {
+}
+func (t *fakeT) Errorf(f string, a ...any) { t.errors = append(t.errors, fmt.Sprintf(f, a...)) }
+func (t *fakeT) Fatalf(f string, a ...any) { t.Errorf(f, a...); runtime.Goexit() }
+func (t *fakeT) Skipf(f string, a ...any)  { t.skipped = fmt.Sprintf(f, a...); runtime.Goexit() }
+
+// failures runs a test with its cleanups, and returns how the test failed.
+func failures(t *testing.T, test func(t *fakeT)) *fakeT {
+	t.Helper()
+	fake := &fakeT{dir: t.TempDir()}
+	step := func(f func()) {
+		done := make(chan struct{})
+		go func() { defer close(done); f() }()
+		<-done
+	}
+	step(func() { test(fake) })
+	for _, f := range slices.Backward(fake.cleanups) {
+		step(f)
+	}
+	return fake
+}
+
+func TestAServerAnswersAtItsAddressUntilTheTestEnds(t *testing.T) {
+	var addr string
+	t.Run("in the test", func(t *testing.T) {
+		s := redistest.Start(t, "--maxmemory", "3mb", "--requirepass", "secret")
+		addr = s.Addr()
+		rdb := s.Client(func(o *redis.Options) { o.DB = 1 })
+		require.Equal(t, "3145728", rdb.ConfigGet(t.Context(), "maxmemory").Val()["maxmemory"])
+		opt, err := redis.ParseURL(s.URL())
+		require.NoError(t, err)
+		require.Equal(t, s.Options().Addr, opt.Addr)
+		require.Equal(t, "secret", opt.Password)
+		require.True(t, s.AtLeast(2, 0))
+	})
+	_, err := net.Dial("tcp", addr)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+}
+
+func TestTheSharedServerIsTheSameForAll(t *testing.T) {
+	first := redistest.Shared(t)
+	again := redistest.Shared(t)
+	require.Equal(t, first.Pid(), again.Pid())
+}
+
+func TestAPausedServerIsSilentAndExecutesLaterWhatItWasSent(t *testing.T) {
+	s := redistest.Start(t)
+	rdb := s.Client(func(o *redis.Options) { o.ReadTimeout = 50 * time.Millisecond; o.MaxRetries = -1 })
+	require.NoError(t, rdb.Ping(t.Context()).Err())
+	s.Pause()
+	require.True(t, isTimeout(rdb.Incr(t.Context(), "n").Err()))
+	s.Resume()
+	redistest.Eventually(t, 30*time.Second, func() bool { return rdb.Get(t.Context(), "n").Val() == "1" }, "the INCR ran late")
+}
+
+func TestARestartedServerIsEmptyOnTheSamePort(t *testing.T) {
+	s := redistest.Start(t)
+	rdb := s.Client()
+	require.NoError(t, rdb.Set(t.Context(), "k", "v", 0).Err())
+	pid := s.Pid()
+	s.Kill()
+	require.ErrorIs(t, rdb.Ping(t.Context()).Err(), syscall.ECONNREFUSED)
+	s.Restart()
+	require.Empty(t, redistest.Keys(t, rdb))
+	require.NotEqual(t, pid, s.Pid())
+	s.Restart() // also while it runs
+	require.NoError(t, s.Client().Ping(t.Context()).Err())
+}
+
+func TestAServerThatDiesByItselfFailsTheTest(t *testing.T) {
+	fake := failures(t, func(fake *fakeT) {
+		s := redistest.Start(fake)
+		_ = s.Client().ShutdownNoSave(t.Context())
+		redistest.Eventually(t, 30*time.Second, func() bool {
+			_, err := net.Dial("tcp", s.Addr())
+			return err != nil
+		}, "the server is gone")
+		redistest.Eventually(t, 30*time.Second, s.Ended, "its process, too, which closes the port before it ends")
+	})
+	require.Len(t, fake.errors, 1)
+	require.Contains(t, fake.errors[0], "ended by itself")
+}
+
+func TestAServerWithABadArgumentFailsTheTestWithItsLog(t *testing.T) {
+	fake := failures(t, func(fake *fakeT) { redistest.Start(fake, "--no-such-thing", "1") })
+	require.Len(t, fake.errors, 1)
+	require.Contains(t, fake.errors[0], "no-such-thing")
+}
+
+func TestAMissingServerSkipsOrFailsAsTheEnvironmentSays(t *testing.T) {
+	t.Setenv("REDIS_SERVER", filepath.Join(t.TempDir(), "none"))
+	t.Setenv("RELOCK_REQUIRE_REDIS", "")
+	fake := failures(t, func(fake *fakeT) { redistest.Start(fake) })
+	require.Empty(t, fake.errors)
+	require.Contains(t, fake.skipped, "NOT TESTED")
+	t.Setenv("RELOCK_REQUIRE_REDIS", "1")
+	fake = failures(t, func(fake *fakeT) { redistest.Start(fake) })
+	require.Len(t, fake.errors, 1)
+	require.Contains(t, fake.errors[0], "install")
+}
+
+func TestAChildTalksInLinesAndEndsWithItsInput(t *testing.T) {
+	c := redistest.Child(t, "echo", "a", "-b")
+	require.Equal(t, "args a -b", c.Line(10*time.Second))
+	c.Send("one")
+	c.Send("two")
+	require.Equal(t, "one", c.Expect("echo ", time.Second))
+	require.Equal(t, "echo two", c.Line(time.Second))
+	c.CloseInput()
+	require.NoError(t, c.Wait(5*time.Second))
+}
+
+func TestAPausedChildStandsStillUntilResumed(t *testing.T) {
+	c := redistest.Child(t, "echo")
+	c.Line(10 * time.Second)
+	c.Pause()
+	c.Send("hello")
+	c.Resume()
+	require.Equal(t, "echo hello", c.Line(5*time.Second))
+	c.Pause()
+	c.Kill()
+	require.ErrorIs(t, syscall.Kill(c.Pid(), 0), syscall.ESRCH)
+
+	fake := failures(t, func(fake *fakeT) {
+		c := redistest.Child(fake, "echo")
+		c.Line(10 * time.Second)
+		c.Pause()
+		c.Send("hello")
+		c.Line(30 * time.Millisecond)
+	})
+	require.Len(t, fake.errors, 1, "no answer while paused")
+}
+
+func TestAChildThatFailsFailsTheTestUnlessItWasWaitedFor(t *testing.T) {
+	fake := failures(t, func(fake *fakeT) {
+		c := redistest.Child(fake, "fail")
+		redistest.Eventually(t, 10*time.Second, c.Ended, "it has ended")
+	})
+	require.Len(t, fake.errors, 1)
+	require.Contains(t, fake.errors[0], "the reason")
+
+	c := redistest.Child(t, "fail")
+	var exit *exec.ExitError
+	require.ErrorAs(t, c.Wait(10*time.Second), &exit)
+	require.Equal(t, 7, exit.ExitCode())
+}
+
+func TestALineThatDoesNotComeFailsTheTest(t *testing.T) {
+	fake := failures(t, func(fake *fakeT) { redistest.Child(fake, "echo").Expect("other", 10*time.Second) })
+	require.Len(t, fake.errors, 1)
+	fake = failures(t, func(fake *fakeT) {
+		c := redistest.Child(fake, "echo")
+		c.Line(10 * time.Second)
+		c.Line(10 * time.Millisecond)
+	})
+	require.Len(t, fake.errors, 1)
+	require.Contains(t, fake.errors[0], "no line came")
+	fake = failures(t, func(fake *fakeT) { redistest.Child(fake, "nobody") })
+	require.Contains(t, fake.errors[0], "nobody")
+}
+
+func TestEventuallyGivesUpWithItsMessage(t *testing.T) {
+	fake := failures(t, func(fake *fakeT) {
+		redistest.Eventually(fake, 5*time.Millisecond, func() bool { return false }, "the %s came", "end")
+	})
+	require.Len(t, fake.errors, 1)
+	require.Contains(t, fake.errors[0], "the end came")
+}
+
+func TestSubscriptionsListsPlainAndShardedChannels(t *testing.T) {
+	s := redistest.Start(t)
+	rdb := s.Client()
+	plain := rdb.Subscribe(t.Context(), "b", "a")
+	defer plain.Close()
+	want := []string{"a", "b"}
+	if s.AtLeast(7, 0) {
+		sharded := rdb.SSubscribe(t.Context(), "c")
+		defer sharded.Close()
+		want = append(want, "c")
+	}
+	redistest.Eventually(t, 30*time.Second, func() bool {
+		return slices.Equal(redistest.Subscriptions(t, rdb), want)
+	}, "subscribed to %v", want)
+}
+
+func TestKeysListsAllKeysInOrder(t *testing.T) {
+	s := redistest.Start(t)
+	rdb := s.Client()
+	require.Empty(t, redistest.Keys(t, rdb))
+	for i := range 30 {
+		rdb.Set(t.Context(), fmt.Sprintf("k%02d", 29-i), "v", 0)
+	}
+	keys := redistest.Keys(t, rdb)
+	require.Len(t, keys, 30)
+	require.True(t, slices.IsSorted(keys))
+}
+
+func TestNoGoroutineLeftFindsALeak(t *testing.T) {
+	redistest.SetLeakLimit(t, 50*time.Millisecond)
+	end := make(chan struct{})
+	defer close(end)
+	fake := failures(t, func(fake *fakeT) {
+		redistest.NoGoroutineLeft(fake, "redistest_test.leak")
+		running := make(chan struct{})
+		go leak(running, end)
+		<-running // before, the stack of the goroutine does not show the library
+	})
+	require.Len(t, fake.errors, 1)
+	require.Contains(t, fake.errors[0], "redistest_test.leak")
+
+	fake = failures(t, func(fake *fakeT) { redistest.NoGoroutineLeft(fake, "redistest_test.leak") })
+	require.Empty(t, fake.errors, "it was there before")
+}
+
+func leak(running chan<- struct{}, end <-chan struct{}) {
+	close(running)
+	<-end
+}

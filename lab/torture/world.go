@@ -1,0 +1,477 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/lab/soak/history"
+	"github.com/go-relock/relock/store"
+)
+
+// Place is where the locks of a scenario are.
+type Place int
+
+// The places.
+const (
+	One      Place = iota // one server
+	Kept                  // one server that keeps its data on the disk
+	Timed                 // one server with a clock of its own
+	Sentinel              // a master, a replica and three sentinels
+	Cluster               // three masters and three replicas
+)
+
+// World is one run of a scenario with a library: servers, processes, and a record of what all
+// holders have believed.
+type World struct {
+	T        testing.TB
+	Library  *Library
+	TTL      time.Duration
+	Long     time.Duration // of the trouble in a crowd
+	Patience time.Duration // the longest time in which a lock has to work again after a trouble
+	Turns    []Turn        // how clients lock, at random
+
+	Server   *redistest.Server // nil with Sentinel, Cluster and a Backend
+	Clock    *redistest.Clock
+	Sentinel *redistest.Sentinel
+	Cluster  *redistest.Cluster
+	Admin    redis.UniversalClient
+	Backend  *Backend // of a Library with a Store; all of the above are nil then
+
+	Pause, Resume, Restart func()        // of the server; nil with Sentinel and Cluster
+	Grace                  time.Duration // Backend.Late
+
+	calm     []string // addresses, see Setup.Calm
+	faulty   bool     // false: a control
+	rec      *history.Recorder
+	groups   atomic.Int64
+	register atomic.Int64 // what the lock guards: the version that was written last
+	versions atomic.Int64
+
+	mu      sync.Mutex
+	random  *rand.Rand
+	clients []*Client
+	kinds   history.Kinds
+	wrong   []string
+	late    []string
+}
+
+const (
+	name     = "guarded" // of the lock in all scenarios
+	patience = 15 * time.Second
+)
+
+func newWorld(t testing.TB, place Place, l *Library, faulty bool, long time.Duration, seed uint64) *World {
+	t.Helper()
+	w := &World{T: t, Library: l, TTL: 2 * time.Second, Long: long, Patience: patience, faulty: faulty, rec: history.NewRecorder(), random: rand.New(rand.NewPCG(seed, 0))}
+	w.Turns = []Turn{{1, []string{name}, mutex}}
+	switch {
+	case l.Store != nil:
+		w.Backend = l.Store(t, place == Kept)
+		w.Pause, w.Resume, w.Restart, w.Grace = w.Backend.Pause, w.Backend.Resume, w.Backend.Restart, w.Backend.Late
+		return w
+	case place == One:
+		w.Server = redistest.Start(t)
+	case place == Kept:
+		w.Server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	case place == Timed:
+		w.Server, w.Clock = redistest.StartWithClock(t)
+	case place == Sentinel:
+		w.Sentinel = redistest.StartSentinel(t)
+		w.Admin = w.Sentinel.Client()
+	case place == Cluster:
+		w.Cluster = redistest.StartCluster(t)
+		w.Admin = w.Cluster.Client()
+	}
+	if w.Server != nil {
+		w.Admin = w.Server.Client()
+		w.Pause, w.Resume, w.Restart = w.Server.Pause, w.Server.Resume, w.Server.Restart
+	}
+	return w
+}
+
+// Client is a process of its own for the library, though it runs in this one.
+type Client struct {
+	Locker
+	Faults *redistest.Faults
+	w      *World
+	n      int
+	in     atomic.Bool // was, at least once
+}
+
+// Join opens the library once more.
+func (w *World) Join() *Client {
+	faults := redistest.NewFaults()
+	s := Setup{TTL: w.TTL, Calm: w.aside(), Redis: func(mod ...func(*redis.UniversalOptions)) redis.UniversalClient { return w.redis(faults, mod) }}
+	switch {
+	case w.Backend != nil:
+		faults = redistest.NewByteFaults()
+		s.Redis, s.Addr = nil, address.ReplaceAllLiteralString(w.Backend.Source, w.way(faults, address.FindString(w.Backend.Source)))
+	case w.Server != nil:
+		s.Addr = w.way(faults, w.Server.Addr())
+	}
+	l, err := w.Library.Open(s)
+	if err != nil {
+		w.T.Fatalf("open %s: %v", w.Library.Name, err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := &Client{Locker: l, Faults: faults, w: w, n: len(w.clients)}
+	w.clients = append(w.clients, c)
+	return c
+}
+
+func (w *World) redis(faults *redistest.Faults, mod []func(*redis.UniversalOptions)) redis.UniversalClient {
+	o := &redis.UniversalOptions{Dialer: faults.Dialer(nil)}
+	switch {
+	case w.Sentinel != nil:
+		o.MasterName, o.Addrs = w.Sentinel.MasterName(), w.Sentinel.Addrs()
+	case w.Cluster != nil:
+		o.Addrs = w.Cluster.Addrs()
+	default:
+		o.Addrs = []string{w.Server.Addr()}
+	}
+	for _, f := range mod {
+		f(o)
+	}
+	return redis.NewUniversalClient(o)
+}
+
+// aside returns the addresses of two servers to which nothing happens, for a library that wants them.
+func (w *World) aside() []string {
+	if w.Library.Calm && w.calm == nil {
+		w.calm = []string{redistest.Start(w.T).Addr(), redistest.Start(w.T).Addr()}
+	}
+	return w.calm
+}
+
+// source is how a process without a way of its own finds the server.
+func (w *World) source() string {
+	if w.Backend != nil {
+		return w.Backend.Source
+	}
+	return w.Server.Addr()
+}
+
+// way listens for connections to the server, for libraries that make them by themselves.
+func (w *World) way(faults *redistest.Faults, to string) (addr string) {
+	near, err := new(net.ListenConfig).Listen(w.T.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	w.T.Cleanup(func() { _ = near.Close() })
+	dial := faults.Dialer(nil)
+	go func() {
+		for {
+			in, err := near.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer in.Close()
+				out, err := dial(w.T.Context(), "tcp", to)
+				if err != nil {
+					return
+				}
+				defer out.Close()
+				go func() {
+					_, _ = io.Copy(out, in)
+					_ = out.Close()
+				}()
+				_, _ = io.Copy(in, out)
+			}()
+		}
+	}()
+	return near.Addr().String()
+}
+
+// Fault does something to the world, but in a control.
+func (w *World) Fault(f func()) {
+	if w.faulty {
+		f()
+	}
+}
+
+// Wrong notes a broken promise.
+func (w *World) Wrong(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wrong = append(w.wrong, fmt.Sprintf(format, args...))
+}
+
+// Late notes that somebody did not get the lock in time, which only [Serves] promises.
+func (w *World) Late(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.late = append(w.late, fmt.Sprintf(format, args...))
+}
+
+// Taken notes that f takes all locks away, so that exclusion is not promised for those who are in.
+func (w *World) Taken(f func()) {
+	op := history.Op{Lock: name, Kind: history.Wipe, Call: w.rec.Now()}
+	f()
+	op.Return = w.rec.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kinds.Ops = append(w.kinds.Ops, op)
+}
+
+func (w *World) between(least, most time.Duration) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return least + time.Duration(w.random.Int64N(int64(most-least)))
+}
+
+// pick returns a number below n.
+func (w *World) pick(n int) int { return int(w.between(0, time.Duration(n))) }
+
+// Turn is a way to lock.
+type Turn struct {
+	Limit int // 1: alone; n: a permit; store.Unlimited: a reader
+	Names []string
+	Lock  func(ctx context.Context, l Locker) (*Held, error)
+}
+
+func mutex(ctx context.Context, l Locker) (*Held, error) { return l.Lock(ctx, name) }
+
+// guards says whether the register is behind the lock.
+func (t *Turn) guards() bool {
+	return len(t.Names) == 1 && (t.Limit == 1 || t.Limit == store.Unlimited)
+}
+
+// Visit is one turn in the lock.
+type Visit struct {
+	Err  error     // of the lock; nil: the client was in
+	In   time.Time // the lock was there
+	Lost time.Time // the holder was told of a loss, or its lease was over; zero: neither
+}
+
+// Visit locks, reads what the lock guards, works, writes (but as a reader), and unlocks. The visitor
+// stops its work when it is told of a loss, or its lease is over.
+func (c *Client) Visit(ctx context.Context, work time.Duration) (v Visit) {
+	return c.visit(ctx, c.w.Turns[c.w.pick(len(c.w.Turns))], work)
+}
+
+func (c *Client) visit(ctx context.Context, t Turn, work time.Duration) (v Visit) {
+	w := c.w
+	now := w.rec.Now
+	s := history.Section{Client: c.n, Group: int(w.groups.Add(1)), Limit: t.Limit, Ask: now()}
+	held, err := t.Lock(ctx, c.Locker)
+	if err != nil {
+		return Visit{Err: err}
+	}
+	v.In, s.In = time.Now(), now()
+	c.in.Store(true)
+	if t.guards() {
+		s.Reads = []int64{w.register.Load()}
+	}
+	s.Sure = s.In
+	for end := v.In.Add(work); ; time.Sleep(time.Millisecond) {
+		sure := now()
+		if held.isOver() {
+			v.Lost, s.Lost = time.Now(), now()
+			break
+		}
+		if s.Sure = sure; !time.Now().Before(end) {
+			if t.guards() && t.Limit == 1 {
+				s.Wrote = w.versions.Add(1)
+				w.register.Store(s.Wrote)
+				s.Late = held.isOver()
+			}
+			break
+		}
+	}
+	s.Out, s.Left, s.Lease = now(), now(), s.Sure
+	w.mu.Lock()
+	for _, s.Lock = range t.Names {
+		w.kinds.Sections = append(w.kinds.Sections, s)
+	}
+	w.mu.Unlock()
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.TTL)
+	defer cancel()
+	_ = held.Unlock(bounded) // a lock that it did not free is found by whoever comes next
+	return v
+}
+
+// Comes says that the client gets the lock within a time.
+func (c *Client) Comes(within time.Duration, when string) {
+	ctx, cancel := context.WithTimeout(c.w.T.Context(), within)
+	defer cancel()
+	var v Visit
+	for began := time.Now(); time.Since(began) < within; time.Sleep(20 * time.Millisecond) {
+		if v = c.visit(ctx, c.w.Turns[0], time.Millisecond); v.Err == nil {
+			return
+		}
+	}
+	c.w.Late("%s: no lock within %s: %v", when, within, v.Err)
+}
+
+// Crowd has four processes, with two goroutines each, lock in turns while trouble happens again and
+// again. Afterwards each process has to get the lock.
+func (w *World) Crowd(trouble func(clients []*Client)) {
+	var clients []*Client
+	for range 4 {
+		clients = append(clients, w.Join())
+	}
+	end := time.Now().Add(w.Long)
+	ctx, cancel := context.WithDeadline(w.T.Context(), end.Add(w.Patience))
+	defer cancel()
+	var all sync.WaitGroup
+	for _, c := range clients {
+		for range 2 {
+			all.Go(func() {
+				for time.Now().Before(end) {
+					v := c.Visit(ctx, w.between(time.Millisecond, 15*time.Millisecond))
+					if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+						w.Late("a waiter slept until %s after the trouble: %v", w.Patience, v.Err)
+					} else if v.Err != nil {
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+			})
+		}
+	}
+	for time.Now().Before(end) {
+		if !w.faulty {
+			time.Sleep(time.Until(end))
+			break
+		}
+		trouble(clients)
+	}
+	for _, c := range clients {
+		c.Faults.Heal()
+		c.Faults.Delay(0)
+	}
+	all.Wait()
+	for _, c := range clients {
+		c.Comes(w.Patience, "after the trouble")
+	}
+}
+
+// Each is Crowd with a trouble of one process after the other.
+func (w *World) Each(pause time.Duration, trouble func(c *Client)) {
+	w.Crowd(func(clients []*Client) {
+		trouble(clients[w.pick(len(clients))])
+		time.Sleep(w.between(pause/2, pause))
+	})
+}
+
+// waitIn waits until the client is in the lock. A first connection may take a while.
+func (c *Client) waitIn() {
+	for end := time.Now().Add(c.w.Patience); !c.in.Load() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Keeps has a holder that works for over two leases beside a waiter. It must not lose the lock.
+func (w *World) Keeps(trouble func(holder *Client)) {
+	holder, other := w.Join(), w.Join()
+	done := make(chan Visit, 1)
+	go func() { done <- holder.Visit(w.T.Context(), 5*w.TTL/2) }()
+	holder.waitIn()
+	time.Sleep(100 * time.Millisecond)
+	ctx, cancel := context.WithTimeout(w.T.Context(), 5*w.TTL/2+w.Patience)
+	defer cancel()
+	waited := make(chan Visit, 1)
+	go func() { waited <- other.Visit(ctx, time.Millisecond) }()
+	for {
+		select {
+		case v := <-done:
+			holder.Faults.Heal()
+			if v.Err != nil {
+				w.Wrong("the holder did not get the free lock: %v", v.Err)
+			} else if !v.Lost.IsZero() {
+				w.Wrong("the holder lost the lock after %s", v.Lost.Sub(v.In).Round(time.Millisecond))
+			}
+			if v := <-waited; v.Err != nil {
+				w.Late("the waiter did not get the lock: %v", v.Err)
+			}
+			return
+		default:
+			w.Fault(func() { trouble(holder) })
+			time.Sleep(w.TTL / 20)
+		}
+	}
+}
+
+// Loses has a holder lose its lock by a trouble. It has to be told within a time; its work ends then.
+func (w *World) Loses(within time.Duration, trouble func(holder *Client)) {
+	holder, other := w.Join(), w.Join()
+	done := make(chan Visit, 1)
+	go func() { done <- holder.Visit(w.T.Context(), 2*w.TTL) }()
+	holder.waitIn()
+	time.Sleep(w.TTL / 4)
+	began := time.Now()
+	w.Fault(func() { trouble(holder) })
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		other.Comes(2*w.TTL+w.Patience, "the next one")
+	}()
+	v := <-done
+	switch {
+	case v.Err != nil:
+		w.Wrong("the holder did not get the free lock: %v", v.Err)
+	case w.faulty && v.Lost.IsZero():
+		w.Wrong("the holder was not told of its loss")
+	case w.faulty && v.Lost.Sub(began) > within:
+		w.Wrong("the holder was told of its loss after %s", v.Lost.Sub(began).Round(time.Millisecond))
+	case !w.faulty && !v.Lost.IsZero():
+		w.Wrong("the holder lost the lock after %s", v.Lost.Sub(v.In).Round(time.Millisecond))
+	}
+	holder.Faults.Heal()
+	<-waited
+}
+
+// end closes all processes.
+func (w *World) end() {
+	for _, c := range w.clients {
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			c.Close()
+		}()
+		select {
+		case <-closed:
+		case <-time.After(w.Patience):
+			w.Wrong("close has not returned within %s", w.Patience)
+		}
+		c.Faults.Close()
+	}
+	w.nothingLeft()
+	w.kinds.Longest = w.TTL
+	w.wrong = append(w.wrong, w.kinds.Check(5*time.Second)...)
+}
+
+// nothingLeft looks for keys that outlast a lease.
+func (w *World) nothingLeft() {
+	var left []string
+	for end := time.Now().Add(w.TTL + 3*time.Second + w.Grace); ; time.Sleep(50 * time.Millisecond) {
+		if w.Backend != nil {
+			var err error
+			if left, err = w.Backend.Left(w.T.Context()); err != nil {
+				left = []string{err.Error()}
+			}
+		} else {
+			left = slices.DeleteFunc(redistest.Keys(w.T, w.Admin), func(key string) bool { return strings.HasSuffix(key, ":token") })
+		}
+		if len(left) == 0 || time.Now().After(end) {
+			break
+		}
+	}
+	if len(left) > 0 {
+		w.Wrong("keys are left over a lease after the last process: %q", left)
+	}
+}

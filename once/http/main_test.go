@@ -1,0 +1,10 @@
+package oncehttp_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/go-relock/relock/internal/test/redistest"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }

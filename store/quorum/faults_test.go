@@ -1,0 +1,1165 @@
+package quorum_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
+	"github.com/go-relock/relock/store/quorum"
+)
+
+// pass lets time go by in a bubble.
+func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // in a synctest bubble
+
+// far is a member behind a network of one process.
+type far struct {
+	*mem.Store
+
+	down atomic.Bool // no command arrives
+	hold atomic.Bool // a Try arrives when its caller has given up
+	ends func()      // what each command does in place of an answer; nil: answer
+}
+
+var errDown = store.Unavailable(errors.New("no route"))
+
+// reach returns an error while the member is down.
+func (f *far) reach() error {
+	if f.ends != nil {
+		f.ends()
+	}
+	if f.down.Load() {
+		return errDown
+	}
+	return nil
+}
+
+// until waits for the member.
+func (f *far) until(ctx context.Context) error {
+	if f.ends != nil {
+		f.ends()
+	}
+	for f.down.Load() {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), errDown)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+func (f *far) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	if f.hold.Load() {
+		<-ctx.Done()
+		pass(time.Millisecond) // behind the commands of the caller
+		_, _ = f.Store.Try(context.WithoutCancel(ctx), a)
+		return store.Lease{}, store.Unsure(context.Cause(ctx))
+	}
+	if err := f.reach(); err != nil {
+		return store.Lease{}, err
+	}
+	return f.Store.Try(ctx, a)
+}
+
+func (f *far) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	if err := f.until(ctx); err != nil {
+		return store.Lease{}, err
+	}
+	return f.Store.Wait(ctx, a, progress)
+}
+
+func (f *far) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	if err := f.until(ctx); err != nil {
+		return store.Lease{}, err
+	}
+	return f.Store.Enter(ctx, l, count)
+}
+
+func (f *far) Release(ctx context.Context, l store.Lease, count int) error {
+	if err := f.until(ctx); err != nil {
+		return err
+	}
+	return f.Store.Release(ctx, l, count)
+}
+
+func (f *far) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	if err := f.reach(); err != nil {
+		errs := make([]error, len(renewals))
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
+	return f.Store.Renew(ctx, renewals)
+}
+
+func (f *far) Forget(ctx context.Context, asks []store.Ask) []error {
+	if err := f.reach(); err != nil {
+		errs := make([]error, len(asks))
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
+	return f.Store.Forget(ctx, asks)
+}
+
+func (f *far) Token(ctx context.Context, l store.Lease) (int64, error) {
+	if err := f.reach(); err != nil {
+		return 0, err
+	}
+	return f.Store.Token(ctx, l)
+}
+
+func (f *far) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	if err := f.reach(); err != nil {
+		return store.State{}, err
+	}
+	return f.Store.Look(ctx, a)
+}
+
+// seen returns the store of a process with members of its own view.
+func (r *rig) seen() (store.Store, []*far) {
+	r.Helper()
+	var view []*far
+	s := r.over(func(_ int, m *mem.Store) store.Store {
+		view = append(view, &far{Store: m})
+		return view[len(view)-1]
+	})
+	return s, view
+}
+
+// subsets calls f with each set of k of n members.
+func subsets(n, k int, f func(members []int)) {
+	for set := range 1 << n {
+		var members []int
+		for i := range n {
+			if set&(1<<i) != 0 {
+				members = append(members, i)
+			}
+		}
+		if len(members) == k {
+			f(members)
+		}
+	}
+}
+
+// fake runs a subtest in fake time for each set of k of n members.
+func fake(t *testing.T, n, k int, f func(r *rig, members []int)) {
+	t.Helper()
+	subsets(n, k, func(members []int) {
+		t.Run(fmt.Sprint(members, " of ", n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { t.Helper(); f(newRig(t, n), members) })
+		})
+	})
+}
+
+// cycle runs each command of a hold, and returns its token.
+func (r *rig) cycle() int64 {
+	r.Helper()
+	l := r.try(minute)
+	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+	defer cancel()
+	l, err := r.store.Enter(ctx, l, 2)
+	require.NoError(r, err)
+	require.NoError(r, r.store.Release(ctx, l, 1))
+	require.NoError(r, r.store.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+	token, err := r.store.Token(ctx, l)
+	require.NoError(r, err)
+	state, err := r.store.Look(ctx, l.Ask)
+	require.NoError(r, err)
+	require.Equal(r, l.ID, state.Owner)
+	a := ask(minute)
+	next := make(chan store.Lease, 1)
+	go func() {
+		l, err := r.store.Wait(ctx, a, nothing)
+		require.NoError(r, err)
+		next <- l
+	}()
+	synctest.Wait()
+	require.Empty(r, next)
+	require.NoError(r, r.store.Release(ctx, l, 0))
+	require.NoError(r, r.store.Release(ctx, <-next, 0))
+	return token
+}
+
+func TestADeadMinorityCostsNoFailure(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		fake(t, n, n/2, func(r *rig, dead []int) {
+			r.interrupt(dead...)
+			r.cycle()
+			begun := time.Now()
+			r.cycle()
+			require.Less(r, time.Since(begun), 200*time.Millisecond, "a member that is known to be silent is waited for")
+		})
+	}
+}
+
+// TestAMinorityThatPanicsCostsNoFailure has members whose code ends the goroutine of each command.
+func TestAMinorityThatPanicsCostsNoFailure(t *testing.T) {
+	for how, end := range map[string]func(){"panics": func() { panic("of the driver") }, "ends its goroutine": runtime.Goexit} {
+		t.Run(how, func(t *testing.T) {
+			fake(t, 3, 1, func(r *rig, members []int) {
+				s, view := r.seen()
+				r.store = s
+				view[members[0]].ends = end
+				r.cycle()
+			})
+		})
+	}
+}
+
+func TestADeadMajorityIsUnavailable(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		fake(t, n, n/2+1, func(r *rig, dead []int) {
+			restore := r.interrupt(dead...)
+			_, err := r.store.Try(r.Context(), ask(minute))
+			require.ErrorIs(r, err, store.ErrUnavailable)
+			require.NotErrorIs(r, err, store.ErrUnsure)
+			ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
+			defer cancel()
+			a := ask(minute)
+			l, err := r.store.Wait(ctx, a, nothing)
+			for err == nil && l.Sent.IsZero() { // as the core does
+				require.ErrorIs(r, second(r.store.Enter(ctx, l, 1)), store.ErrGone)
+				r.store.Forget(ctx, []store.Ask{a})
+				a = ask(minute)
+				l, err = r.store.Wait(ctx, a, nothing)
+			}
+			require.ErrorIs(r, err, context.DeadlineExceeded)
+			r.store.Forget(r.Context(), []store.Ask{a})
+			restore()
+			for _, owner := range r.owners() {
+				require.Empty(r, owner)
+			}
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestAHoldOutlastsTheLossOfAMinority(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		fake(t, n, n/2, func(r *rig, emptied []int) {
+			l := r.try(minute)
+			for _, i := range emptied {
+				r.members[i].Lose("orders")
+			}
+			require.NoError(r, r.store.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+			pass(2 * time.Second)
+			for _, owner := range r.owners() {
+				require.Equal(r, l.ID, owner, "the member is not filled up")
+			}
+			for _, i := range emptied {
+				r.members[i].Lose("orders")
+			}
+			require.NoError(r, second(r.store.Enter(r.Context(), l, 2)))
+			require.NoError(r, r.store.Release(r.Context(), l, 0))
+		})
+	}
+}
+
+func TestALostMajorityIsGone(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		fake(t, n, n/2+1, func(r *rig, emptied []int) {
+			l := r.try(minute)
+			for _, i := range emptied {
+				r.members[i].Lose("orders")
+			}
+			require.ErrorIs(r, r.store.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0], store.ErrGone)
+			synctest.Wait()
+			for _, owner := range r.owners() {
+				require.Empty(r, owner, "a hold that is over comes back, or stays")
+			}
+			require.ErrorIs(r, second(r.store.Enter(r.Context(), l, 2)), store.ErrGone)
+			require.ErrorIs(r, r.store.Release(r.Context(), l, 0), store.ErrGone)
+		})
+	}
+}
+
+func TestTokensGrowWhateverMinorityIsDead(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			r, last := newRig(t, n), int64(0)
+			for range 3 {
+				subsets(n, n/2, func(dead []int) {
+					restore := r.interrupt(dead...)
+					token := r.cycle()
+					require.Greater(t, token, last, "dead: %v", dead)
+					last = token
+					restore()
+					pass(2 * minute) // leases at the dead members end
+				})
+			}
+		})
+	}
+}
+
+// fast is a member whose clock, the source of its tokens, runs ahead of the others.
+type fast struct {
+	*mem.Store
+	clock atomic.Int64
+}
+
+func (f *fast) Token(ctx context.Context, l store.Lease) (int64, error) {
+	l.Token = max(l.Token, f.clock.Add(1000))
+	return f.Store.Token(ctx, l)
+}
+
+func TestTokensGrowWhenTheFastestClockIsLost(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, ahead []int) {
+		r.store = r.over(func(i int, m *mem.Store) store.Store {
+			if i == ahead[0] {
+				return &fast{Store: m}
+			}
+			return m
+		})
+		before := r.cycle()
+		defer r.interrupt(ahead...)()
+		require.Greater(r, r.cycle(), before)
+	})
+}
+
+// releasesLate is a member whose releases take most of the 5 ms that a release waits at least.
+type releasesLate struct{ *mem.Store }
+
+func (m releasesLate) Release(ctx context.Context, l store.Lease, count int) error {
+	pass(4 * time.Millisecond)
+	return m.Store.Release(ctx, l, count)
+}
+
+// TestAReleaseWaitsForEachMemberThatAnswers has the next hold meet two members: one that was the
+// last to release, and one that is away.
+func TestAReleaseWaitsForEachMemberThatAnswers(t *testing.T) {
+	fake(t, 3, 2, func(r *rig, two []int) {
+		for _, late := range two {
+			s := r.over(func(i int, m *mem.Store) store.Store {
+				if i == late {
+					return releasesLate{m}
+				}
+				return m
+			})
+			l, err := s.Try(r.Context(), ask(minute))
+			require.NoError(r, err)
+			require.NoError(r, s.Release(r.Context(), l, 0))
+			back := r.interrupt(two[0] + two[1] - late)
+			l, err = s.Try(r.Context(), ask(minute))
+			require.NoError(r, err)
+			back()
+			require.NoError(r, s.Release(r.Context(), l, 0))
+		}
+	})
+}
+
+// floorless draws tokens without a floor.
+type floorless struct{ *mem.Store }
+
+func (f floorless) Token(ctx context.Context, l store.Lease) (int64, error) {
+	l.Token = 0
+	return f.Store.Token(ctx, l)
+}
+
+func TestTokenRefusesMembersWithoutAFloor(t *testing.T) {
+	r := newRig(t, 3)
+	one := true
+	r.store = r.over(func(_ int, m *mem.Store) store.Store {
+		if one {
+			one = false
+			return floorless{m}
+		}
+		return m
+	})
+	other := ask(minute)
+	for _, m := range r.members[1:] { // ahead of the first member
+		l, err := m.Try(t.Context(), other)
+		require.NoError(t, err)
+		l.Token = 100
+		require.NoError(t, second(m.Token(t.Context(), l)))
+		require.NoError(t, m.Release(t.Context(), l, 0))
+	}
+	l := r.try(minute)
+	require.ErrorIs(t, second(r.store.Token(t.Context(), l)), errors.ErrUnsupported)
+}
+
+func TestALateMemberIsTakenBack(t *testing.T) {
+	t.Run("after the release", func(t *testing.T) {
+		fake(t, 3, 1, func(r *rig, late []int) {
+			s, view := r.seen()
+			view[late[0]].hold.Store(true)
+			a := ask(minute)
+			l, err := s.Try(r.Context(), a)
+			require.NoError(r, err)
+			require.True(r, l.Unsure)
+			require.NoError(r, s.Release(r.Context(), l, 0))
+			synctest.Wait()
+			require.NoError(r, s.Close())
+			require.NoError(r, s.Forget(r.Context(), []store.Ask{a})[0]) // cleanup
+			for _, owner := range r.owners() {
+				require.Empty(r, owner)
+			}
+		})
+	})
+	t.Run("after a refusal", func(t *testing.T) {
+		fake(t, 3, 2, func(r *rig, late []int) {
+			s, view := r.seen()
+			for _, i := range late {
+				view[i].hold.Store(true)
+			}
+			_, err := s.Try(r.Context(), ask(minute))
+			require.ErrorIs(r, err, store.ErrUnavailable)
+			require.NoError(r, s.Close())
+			for _, owner := range r.owners() {
+				require.Empty(r, owner)
+			}
+		})
+	})
+}
+
+// TestAFillBehindAReleaseIsTakenBack fills up a member whose Try arrives after the release.
+func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		s, view := r.seen()
+		l, err := s.Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		r.members[2].Lose("orders")
+		view[2].hold.Store(true)
+		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		pass(1100 * time.Millisecond) // the fill has begun
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		pass(time.Second)
+		require.Equal(t, []store.ID{"", "", ""}, r.owners())
+	})
+}
+
+// A fill waits behind another hold, and its member is silent for more than a lease.
+func TestAFillThatGivesUpLeavesNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		s, _ := r.seen()
+		l, err := s.Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		r.members[2].Lose("orders")
+		other, err := r.members[2].Try(t.Context(), ask(10*minute))
+		require.NoError(t, err)
+		renew := func() {
+			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		}
+		renew()
+		pass(2 * time.Second) // the fill waits at the member
+		state, err := r.members[2].Look(t.Context(), l.Ask)
+		require.NoError(t, err)
+		require.Equal(t, 1, state.Waiters)
+		restore := r.members[2].Interrupt(nil)
+		for range 5 {
+			pass(minute / 3)
+			renew()
+		}
+		restore()
+		pass(time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		pass(5 * time.Second)
+		require.NoError(t, r.members[2].Release(t.Context(), other, 0))
+		require.Equal(t, []store.ID{"", "", ""}, r.owners())
+	})
+}
+
+// slow is a member that answers to Forget late, and to Try and Wait after a time of their own.
+type slow struct {
+	*mem.Store
+	try, wait time.Duration
+}
+
+func (m slow) Forget(ctx context.Context, asks []store.Ask) []error {
+	pass(900 * time.Millisecond)
+	return m.Store.Forget(ctx, asks)
+}
+
+func (m slow) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	pass(m.try)
+	return m.Store.Try(ctx, a)
+}
+
+func (m slow) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	pass(m.wait)
+	return m.Store.Wait(ctx, a, progress)
+}
+
+// TestACallEndsWithItsContext has calls whose contexts end while locks are given back. A waiter is
+// refused before or after other members have given their locks.
+func TestACallEndsWithItsContext(t *testing.T) {
+	wait := func(ctx context.Context, s store.Store, a store.Ask) error { return second(s.Wait(ctx, a, nothing)) }
+	try := func(ctx context.Context, s store.Store, a store.Ask) error { return second(s.Try(ctx, a)) }
+	for name, c := range map[string]struct {
+		call      func(ctx context.Context, s store.Store, a store.Ask) error
+		try, wait time.Duration
+	}{
+		"Try":                 {try, 0, 0},
+		"Wait, refused first": {wait, 10 * time.Millisecond, 0},
+		"Wait, refused last":  {wait, 0, 10 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, 3)
+				s := r.over(func(_ int, m *mem.Store) store.Store { return slow{m, c.try, c.wait} })
+				_, err := r.members[0].Try(t.Context(), ask(minute))
+				require.NoError(t, err)
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				begun := time.Now()
+				err = c.call(ctx, s, ask(minute))
+				require.Equal(t, 50*time.Millisecond, time.Since(begun))
+				require.ErrorIs(t, err, store.ErrUnsure, "the caller takes back what is left")
+			})
+		})
+	}
+}
+
+// breaksLate is a member that a Break reaches late.
+type breaksLate struct {
+	*mem.Store
+	by time.Duration
+}
+
+func (m breaksLate) Break(ctx context.Context, a store.Ask) error {
+	pass(m.by)
+	return m.Store.Break(ctx, a)
+}
+
+// TestAFillBesideABreakDoesNotComeBack renews a hold while the members are freed one by one.
+func TestAFillBesideABreakDoesNotComeBack(t *testing.T) {
+	for _, apart := range []time.Duration{20 * time.Millisecond, 400 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, 3)
+			other := r.over(func(i int, m *mem.Store) store.Store { return breaksLate{m, time.Duration(i) * apart} })
+			l := r.try(minute)
+			broken := make(chan error, 1)
+			go func() { broken <- other.Break(t.Context(), l.Ask) }()
+			var err error
+			for range 200 {
+				pass(10 * time.Millisecond)
+				if err = r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]; err != nil {
+					break
+				}
+			}
+			require.ErrorIs(t, err, store.ErrGone)
+			require.NoError(t, <-broken)
+			pass(5 * time.Second)
+			require.Equal(t, []store.ID{"", "", ""}, r.owners())
+		})
+	}
+}
+
+// breaksWith is a member that a Break reaches late, or not at all.
+type breaksWith struct {
+	*mem.Store
+	by     time.Duration
+	missed bool
+}
+
+func (m breaksWith) Break(ctx context.Context, a store.Ask) error {
+	if m.missed {
+		return errDown
+	}
+	pass(m.by)
+	return m.Store.Break(ctx, a)
+}
+
+// TestABreakThatMissesAMemberIsNotUndone has the holder renew between two members.
+func TestABreakThatMissesAMemberIsNotUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		other := r.over(func(i int, m *mem.Store) store.Store {
+			return breaksWith{m, []time.Duration{0, 100 * time.Millisecond, 0}[i], i == 2}
+		})
+		r.requireBroken(other, r.try(minute), 50*time.Millisecond)
+	})
+}
+
+// TestABreakThatMeetsAFillIsNotUndone has a fill be due while a Break is on its way.
+func TestABreakThatMeetsAFillIsNotUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		other := r.over(func(i int, m *mem.Store) store.Store {
+			return breaksWith{m, []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 0}[i], false}
+		})
+		l := r.try(minute)
+		r.members[2].Lose("orders")
+		require.NoError(t, r.renew(l))
+		pass(950 * time.Millisecond)
+		r.requireBroken(other, l, 150*time.Millisecond)
+	})
+}
+
+func (r *rig) renew(l store.Lease) error {
+	r.Helper()
+	return r.store.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]
+}
+
+// requireBroken breaks a hold that is renewed after each message, as the core does, and once more
+// meanwhile. The hold must not come back.
+func (r *rig) requireBroken(other store.Store, l store.Lease, renewedAfter time.Duration) {
+	r.Helper()
+	client, _, _ := strings.Cut(string(l.ID), ":")
+	var renewals sync.WaitGroup
+	stop := r.store.(store.Watcher).Watch(client, func(store.ID) {
+		renewals.Go(func() { _ = r.renew(l) })
+	})
+	broken := make(chan error, 1)
+	go func() { broken <- other.Break(r.Context(), l.Ask) }()
+	pass(renewedAfter)
+	_ = r.renew(l)
+	if err := <-broken; err != nil {
+		require.ErrorIs(r, err, store.ErrGone, "or the holder has given up the rest by itself")
+	}
+	pass(5 * time.Second)
+	stop()
+	renewals.Wait()
+	require.ErrorIs(r, r.renew(l), store.ErrGone)
+}
+
+// TestAForgottenHoldDoesNotComeBack forgets a hold while a member has not answered yet, and while a
+// member is about to get the hold again.
+func TestAForgottenHoldDoesNotComeBack(t *testing.T) {
+	for what, lose := range map[string]bool{"late": false, "filled": true} {
+		t.Run(what, func(t *testing.T) {
+			fake(t, 3, 1, func(r *rig, members []int) {
+				s, view := r.seen()
+				view[members[0]].hold.Store(!lose)
+				l, err := s.Try(r.Context(), ask(minute))
+				require.NoError(r, err)
+				if lose {
+					r.members[members[0]].Lose("orders")
+					require.NoError(r, s.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+				}
+				require.NoError(r, s.Forget(r.Context(), []store.Ask{l.Ask})[0])
+				pass(3 * time.Second)
+				require.Equal(r, []store.ID{"", "", ""}, r.owners())
+			})
+		})
+	}
+}
+
+// lapsed is a member whose grants are over before their answers.
+type lapsed struct{ *mem.Store }
+
+func (m lapsed) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	l, err := m.Store.Wait(ctx, a, progress)
+	m.Lose("orders")
+	l.Sent = l.Sent.Add(-minute)
+	return l, err
+}
+
+// TestAGrantThatWasOverSpendsItsAsk has the first member say so when the waiter enters.
+func TestAGrantThatWasOverSpendsItsAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		for _, m := range r.members[1:] {
+			require.NoError(t, second(m.Try(t.Context(), ask(minute))))
+		}
+		s := r.over(func(_ int, m *mem.Store) store.Store { return lapsed{m} })
+		begun := time.Now()
+		l, err := s.Wait(t.Context(), ask(minute), nothing)
+		require.NoError(t, err)
+		require.Zero(t, time.Since(begun))
+		require.Zero(t, l.Sent)
+	})
+}
+
+// entersBetween releases a hold at the member, in place of an Enter of the hold.
+type entersBetween struct {
+	*mem.Store
+	release func()
+}
+
+func (m entersBetween) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	m.release()
+	return m.Store.Enter(ctx, l, count)
+}
+
+// TestAFillBesideAReleaseDoesNotComeBack begins a release between the Enter of three members.
+func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, late []int) {
+		var l store.Lease
+		var s store.Store
+		s = r.over(func(i int, m *mem.Store) store.Store {
+			if i != late[0] {
+				return m
+			}
+			return entersBetween{m, func() {
+				pass(time.Millisecond) // the others have entered
+				require.NoError(r, s.Release(r.Context(), l, 0))
+			}}
+		})
+		var err error
+		l, err = s.Try(r.Context(), ask(minute))
+		require.NoError(r, err)
+		_, _ = s.Enter(r.Context(), l, 2)
+		pass(2 * time.Second)
+		require.Equal(r, []store.ID{"", "", ""}, r.owners())
+	})
+}
+
+// answersLate is a member whose answers to Enter arrive behind another command.
+type answersLate struct {
+	*mem.Store
+	other func()
+}
+
+func (m answersLate) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	l, err := m.Store.Enter(ctx, l, count)
+	m.other()
+	return l, err
+}
+
+// TestAHoldThatIsReleasedIsNotFilled has a release that runs before the answers to an Enter.
+func TestAHoldThatIsReleasedIsNotFilled(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, emptied []int) {
+		var l store.Lease
+		var s store.Store
+		var begun atomic.Bool
+		release := func() {
+			if begun.CompareAndSwap(false, true) {
+				pass(time.Millisecond) // all have entered
+				require.NoError(r, s.Release(r.Context(), l, 0))
+			}
+			pass(10 * time.Millisecond)
+		}
+		s = r.over(func(_ int, m *mem.Store) store.Store { return answersLate{m, release} })
+		var err error
+		l, err = s.Try(r.Context(), ask(minute))
+		require.NoError(r, err)
+		r.members[emptied[0]].Lose("orders")
+		_, _ = s.Enter(r.Context(), l, 2)
+		for range 30 {
+			pass(100 * time.Millisecond)
+			require.Equal(r, []store.ID{"", "", ""}, r.owners())
+		}
+	})
+}
+
+func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		l := r.try(minute)
+		order := make(chan store.ID, 3)
+		var asks []store.Ask
+		for range 3 {
+			a := ask(minute)
+			asks = append(asks, a)
+			go func() {
+				l, err := r.store.Wait(t.Context(), a, nothing)
+				assert.NoError(t, err)
+				order <- l.ID
+				pass(time.Second)
+				assert.NoError(t, r.store.Release(t.Context(), l, 0))
+			}()
+			synctest.Wait()
+		}
+		restore := r.interrupt(0)
+		pass(3 * longestBeat)
+		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		require.Empty(t, order)
+		require.NoError(t, r.store.Release(t.Context(), l, 0))
+		for range asks {
+			<-order
+		}
+		pass(2 * time.Second)
+		restore()
+	})
+}
+
+const longestBeat = 3 * time.Second // as in wait.go
+
+func TestTryDoesNotPassTheQueueOfTheFirstMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		first, err := r.members[0].Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		_, err = r.store.Try(t.Context(), ask(minute))
+		var busy *store.Busy
+		require.ErrorAs(t, err, &busy)
+		require.NotErrorIs(t, err, store.ErrUnsure)
+		require.Equal(t, []store.ID{first.ID, "", ""}, r.owners())
+	})
+}
+
+func TestAMinorityOfOthersIsNoHindrance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 5)
+		for _, i := range []int{2, 4} {
+			_, err := r.members[i].Try(t.Context(), ask(minute))
+			require.NoError(t, err)
+		}
+		l := r.try(minute)
+		state, err := r.store.Look(t.Context(), store.Ask{Name: "orders"})
+		require.NoError(t, err)
+		require.Equal(t, l.ID, state.Owner)
+		require.NoError(t, r.store.Release(t.Context(), l, 0))
+	})
+}
+
+// TestClientsThatSeeDifferentMembersTakeTurns lets 16 waiters of 4 clients count up a number that
+// only the lock guards. Each client but the last has lost another member.
+func TestClientsThatSeeDifferentMembersTakeTurns(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			const waiters, rounds = 4, 5
+			r := newRig(t, n)
+			var group sync.WaitGroup
+			var in atomic.Int32
+			number, begun := 0, time.Now()
+			for c := range 4 {
+				s, view := r.seen()
+				if c < 3 {
+					view[c].down.Store(true)
+				}
+				client, err := relock.Open(s, relock.WithTTL(4*time.Second))
+				require.NoError(t, err)
+				t.Cleanup(func() { _ = client.Close() })
+				for range waiters {
+					group.Go(func() {
+						for range rounds {
+							err := client.NewLock("orders").Do(t.Context(), func(context.Context) error {
+								require.EqualValues(t, 1, in.Add(1))
+								pass(10 * time.Millisecond)
+								number++
+								in.Add(-1)
+								return nil
+							})
+							require.NoError(t, err)
+						}
+					})
+				}
+			}
+			group.Wait()
+			require.Equal(t, 4*waiters*rounds, number)
+			t.Logf("%d members: %d sections of 10 ms took %s", n, number, time.Since(begun))
+			require.Less(t, time.Since(begun), 3*minute)
+		})
+	}
+}
+
+func TestClientsOfOneViewPassTheLockOnAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		var group sync.WaitGroup
+		number, begun := 0, time.Now()
+		for range 4 {
+			client, err := relock.Open(r.open())
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = client.Close() })
+			for range 4 {
+				group.Go(func() {
+					for range 20 {
+						require.NoError(t, client.NewLock("orders").Do(t.Context(), func(context.Context) error {
+							number++
+							return nil
+						}))
+					}
+				})
+			}
+		}
+		group.Wait()
+		require.Equal(t, 320, number)
+		require.Less(t, time.Since(begun), time.Second)
+	})
+}
+
+// TestNobodyWithAMajorityIsResolved has three clients hold two, two and one of five members, as
+// each reached only these at first.
+func TestNobodyWithAMajorityIsResolved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 5)
+		begun := time.Now()
+		var last atomic.Int64
+		var wg sync.WaitGroup
+		for _, reached := range [][]int{{0, 1}, {2, 3}, {4}} {
+			s, view := r.seen()
+			for i, m := range view {
+				m.down.Store(!slices.Contains(reached, i))
+			}
+			c, err := relock.Open(s, relock.WithTTL(4*time.Second))
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, c.Close()) })
+			time.AfterFunc(time.Second, func() {
+				for _, m := range view {
+					m.down.Store(false)
+				}
+			})
+			wg.Go(func() {
+				l := c.NewLock("orders")
+				section, err := l.Lock(t.Context())
+				if assert.NoError(t, err) {
+					last.Store(int64(time.Since(begun)))
+					assert.NoError(t, l.Unlock(section))
+				}
+			})
+		}
+		wg.Wait()
+		t.Logf("all three had the lock within %s", time.Duration(last.Load()))
+		require.Less(t, time.Duration(last.Load()), 15*time.Second)
+	})
+}
+
+// TestWaitersAreServedInTheOrderOfArrival has 64 waiters of 8 processes that reach all members.
+func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		l := r.try(minute)
+		var stores []store.Store
+		for range 8 {
+			stores = append(stores, r.open())
+		}
+		var mu sync.Mutex
+		var arrived, served []store.ID
+		var wg sync.WaitGroup
+		for i := range 64 {
+			a := ask(minute)
+			arrived = append(arrived, a.ID)
+			s := stores[i%len(stores)]
+			wg.Go(func() {
+				l, err := s.Wait(t.Context(), a, nothing)
+				mu.Lock()
+				served = append(served, l.ID) // empty with an error
+				mu.Unlock()
+				pass(10 * time.Millisecond)
+				assert.NoError(t, errors.Join(err, s.Release(t.Context(), l, 0)))
+			})
+			synctest.Wait()
+		}
+		require.NoError(t, r.store.Release(t.Context(), l, 0))
+		wg.Wait()
+		require.Equal(t, arrived, served)
+	})
+}
+
+func TestNewRefusesWhatIsNoQuorum(t *testing.T) {
+	for _, members := range [][]store.Store{nil, {mem.New()}, {mem.New(), mem.New()}, {mem.New(), mem.New(), nil},
+		{mem.New(), mem.New(), mem.New(), mem.New()}} {
+		_, err := quorum.New(members...)
+		require.Error(t, err)
+	}
+}
+
+// spells gives names a spelling of its own.
+type spells struct {
+	*mem.Store
+	prefix string
+}
+
+func (s spells) Check(a store.Ask) (store.Ask, error) {
+	a.Name = s.prefix + a.Name
+	return a, nil
+}
+
+// reports is a Reporter that cannot be compared.
+type reports []error
+
+func (reports) Retrying(string, int, time.Time, error) {}
+
+func TestCheckWantsOneSpelling(t *testing.T) {
+	s, err := quorum.New(spells{mem.New(), ""}, spells{mem.New(), ""}, spells{mem.New(), "app:"})
+	require.NoError(t, err)
+	_, err = s.Check(ask(minute))
+	require.ErrorContains(t, err, "member 3")
+	a := ask(minute)
+	a.Report = reports{}
+	same, err := quorum.New(mem.New(), mem.New(), mem.New())
+	require.NoError(t, err)
+	require.NoError(t, second(same.Check(a)))
+	a.Limit = 2
+	_, err = s.Check(a)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+}
+
+// aged is a member whose leases are older than they seem.
+type aged struct {
+	*mem.Store
+	age time.Duration
+}
+
+func (m aged) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	l, err := m.Store.Try(ctx, a)
+	l.Sent = l.Sent.Add(-m.age)
+	return l, err
+}
+
+func (m aged) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	l, err := m.Store.Enter(ctx, l, count)
+	l.Sent = l.Sent.Add(-m.age)
+	return l, err
+}
+
+func TestTheDeadlineIsThatOfTheMajority(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, n)
+			s := r.over(func(i int, m *mem.Store) store.Store { return aged{m, time.Duration(i) * time.Second} })
+			l, err := s.Try(t.Context(), ask(minute))
+			require.NoError(t, err)
+			require.Equal(t, time.Duration(n/2)*time.Second, time.Since(l.Sent))
+			l, err = s.Enter(t.Context(), l, 2)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, time.Since(l.Sent), time.Duration(n/2)*time.Second)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		})
+	}
+}
+
+func TestASilentMemberIsWaitedForOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		s, view := r.seen()
+		view[0].hold.Store(true)
+		view[0].down.Store(true)
+		begun := time.Now()
+		for range 10 {
+			l, err := s.Try(t.Context(), ask(minute))
+			require.NoError(t, err)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		}
+		require.Less(t, time.Since(begun), 2*time.Second)
+	})
+}
+
+// TestASilentMajorityIsFoundAgainByTry has a client that only tries meet a majority that was
+// silent.
+func TestASilentMajorityIsFoundAgainByTry(t *testing.T) {
+	fake(t, 3, 2, func(r *rig, silent []int) {
+		restore := r.interrupt(silent...)
+		for range 3 {
+			_, err := r.store.Try(r.Context(), ask(minute))
+			require.ErrorIs(r, err, store.ErrUnavailable)
+		}
+		restore()
+		r.try(minute)
+	})
+}
+
+// TestALockBesideASilentMemberIsTakenAtOnce has Wait not wait for a member that is known to be
+// silent.
+func TestALockBesideASilentMemberIsTakenAtOnce(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, silent []int) {
+		restore := r.interrupt(silent...)
+		defer restore()
+		r.cycle() // finds out
+		for range 3 {
+			begun := time.Now()
+			l, err := r.store.Wait(r.Context(), ask(minute), nothing)
+			require.NoError(r, err)
+			require.Zero(r, time.Since(begun))
+			require.NoError(r, r.store.Release(r.Context(), l, 0))
+		}
+	})
+}
+
+// TestAWaiterGivesBackWhatItDoesNotUse refuses a waiter at the first member only.
+func TestAWaiterGivesBackWhatItDoesNotUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		first, err := r.members[0].Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		a, got := ask(minute), make(chan store.Lease, 1)
+		go func() {
+			l, err := r.store.Wait(t.Context(), a, nothing)
+			assert.NoError(t, err)
+			got <- l
+		}()
+		synctest.Wait()
+		require.Equal(t, []store.ID{first.ID, "", ""}, r.owners())
+		require.NoError(t, r.members[0].Release(t.Context(), first, 0))
+		require.NoError(t, r.store.Release(t.Context(), <-got, 0))
+	})
+}
+
+// TestAMinorityIsGivenUp has a waiter at a first member that has lost the hold of a live owner.
+func TestAMinorityIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		l := r.try(minute)
+		r.members[0].Lose("orders")
+		begun, a := time.Now(), ask(minute)
+		spent, err := r.store.Wait(t.Context(), a, nothing)
+		require.NoError(t, err)
+		require.Less(t, time.Since(begun), 3*time.Second)
+		require.Negative(t, time.Until(spent.Until()))
+		require.ErrorIs(t, second(r.store.Enter(t.Context(), spent, 1)), store.ErrGone)
+		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{a})[0])
+		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		pass(2 * time.Second)
+		require.Equal(t, []store.ID{l.ID, l.ID, l.ID}, r.owners())
+		require.NoError(t, r.store.Release(t.Context(), l, 0))
+	})
+}
+
+// balanced is a member whose address leads to two servers in turns.
+type balanced struct {
+	*mem.Store
+	other *mem.Store
+}
+
+func (m balanced) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	return m.other.Look(ctx, a)
+}
+
+// copies is a member that has the locks of another one, too.
+type copies struct {
+	*mem.Store
+	of *mem.Store
+}
+
+func (m copies) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	pass(time.Millisecond) // the copy comes late
+	state, err := m.Store.Look(ctx, a)
+	from, _ := m.of.Look(ctx, a)
+	state.Others = append(state.Others, store.Held{ID: from.Owner, TTL: from.TTL, Limit: 1})
+	return state, err
+}
+
+func TestCheckWantsServersOfTheirOwn(t *testing.T) {
+	for want, members := range map[string]func(one, two, three *mem.Store) []store.Store{
+		"": func(one, two, three *mem.Store) []store.Store { return []store.Store{one, two, three} },
+		"they share a server": func(one, two, _ *mem.Store) []store.Store {
+			return []store.Store{one, two, one}
+		},
+		"member 3 has a lock of member 1": func(one, two, three *mem.Store) []store.Store {
+			return []store.Store{one, two, copies{three, one}}
+		},
+		"member 2 does not have a lock that it gave just now": func(one, two, three *mem.Store) []store.Store {
+			return []store.Store{one, balanced{two, mem.New()}, three}
+		},
+		"member 2: the store is unavailable": func(one, two, three *mem.Store) []store.Store {
+			two.Interrupt(nil)
+			return []store.Store{one, two, three}
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := quorum.New(members(mem.New(), mem.New(), mem.New())...)
+				require.NoError(t, err)
+				err = s.(store.Checker).CheckServer(t.Context(), ask(minute))
+				if want == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, want)
+				}
+				require.NoError(t, s.Close())
+			})
+		})
+	}
+}

@@ -1,0 +1,324 @@
+package relocksql_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/store"
+	relocksql "github.com/go-relock/relock/store/sql"
+)
+
+// servers runs a test on the databases with a server.
+func servers(t *testing.T, test func(d *rig)) {
+	t.Helper()
+	onEach(t, func(d *rig) {
+		t := d.T
+		if d.proxy == nil {
+			t.Log("NOT TESTED: SQLite has no connection to cut")
+			return
+		}
+		test(d)
+	})
+}
+
+// cutFrom makes the proxy lose the n-th packet of the server, and all packets behind it. lost says
+// whether a packet was lost.
+func (p *proxy) cutFrom(n int) (lost func() bool) {
+	var packets atomic.Int64
+	p.watch(func(up bool, _ []byte) bool { return !up && packets.Add(1) > int64(n) })
+	return func() bool { return packets.Load() > int64(n) }
+}
+
+// Each command loses its connection behind each packet of the server, for ever. A command whose
+// error is not unsure must not have run.
+func TestACommandThatLosesItsConnectionAnywhereSaysSo(t *testing.T) {
+	servers(t, func(d *rig) {
+		t := d.T
+		s, past := d.store(t), d.past(t)
+		for name, call := range map[string]func(ctx context.Context, l store.Lease, a store.Ask) error{
+			"Try":     func(ctx context.Context, _ store.Lease, a store.Ask) error { _, err := s.Try(ctx, a); return err },
+			"Enter":   func(ctx context.Context, l store.Lease, _ store.Ask) error { _, err := s.Enter(ctx, l, 2); return err },
+			"Release": func(ctx context.Context, l store.Lease, _ store.Ask) error { return s.Release(ctx, l, 0) },
+			"Renew": func(ctx context.Context, l store.Lease, _ store.Ask) error {
+				return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: time.Minute, Count: 2}})[0]
+			},
+			"Forget": func(ctx context.Context, l store.Lease, _ store.Ask) error {
+				return s.Forget(ctx, []store.Ask{l.Ask})[0]
+			},
+		} {
+			for n := 0; ; n++ {
+				a, l := ask(time.Minute), store.Lease{}
+				if name != "Try" {
+					l = try(t, past, ask(time.Minute))
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				lost := d.proxy.cutFrom(n)
+				err := call(ctx, l, a)
+				cancel()
+				d.proxy.watch(nil)
+				d.proxy.cut()
+				state, lookErr := past.Look(t.Context(), a)
+				require.NoError(t, lookErr)
+				switch {
+				case err == nil || errors.Is(err, store.ErrUnsure):
+				case errors.Is(err, store.ErrGone):
+					t.Fatalf("%s behind %d packets loses its own effect: %v", name, n, err)
+				default:
+					require.Equal(t, l.ID, state.Owner, "%s behind %d packets has run: %v", name, n, err)
+				}
+				require.NoError(t, errors.Join(past.Forget(t.Context(), []store.Ask{a, l.Ask})...))
+				if err == nil && !lost() {
+					require.Positive(t, n)
+					break
+				}
+			}
+		}
+	})
+}
+
+// past returns a store past the proxy.
+func (d *database) past(t testing.TB) *relocksql.Store {
+	t.Helper()
+	s, err := relocksql.New(d.db, d.dialect)
+	require.NoError(t, err)
+	return s
+}
+
+// loseCommit makes the proxy lose the next reply to a COMMIT, and send last in its place.
+func (p *proxy) loseCommit(t testing.TB, last []byte) {
+	t.Helper()
+	var seen, done atomic.Bool
+	p.mu.Lock()
+	p.last = last
+	p.mu.Unlock()
+	p.watch(func(up bool, data []byte) bool {
+		if up && bytes.Contains(data, []byte("COMMIT")) && !bytes.Contains(data, []byte("READ COMMITTED")) {
+			seen.Store(true)
+		}
+		return !up && seen.Load() && done.CompareAndSwap(false, true)
+	})
+	t.Cleanup(func() { require.True(t, done.Load(), "no reply was lost") })
+}
+
+// shutdowns are the last words of servers that end a session.
+var shutdowns = map[string][]byte{
+	"PostgreSQL": []byte("E\x00\x00\x00\x29SFATAL\x00VFATAL\x00C57P01\x00Mshutting down\x00\x00"),
+	"MariaDB":    []byte("\x16\x00\x00\x01\xff\x1d\x04#08S01shutting down"),
+}
+
+// A reply is lost once, and the command finds its own effect when it tries again. A server that ends
+// a session may say so in the place of the reply.
+func TestACommandAfterALostReplyHasTheEffectOfOne(t *testing.T) {
+	servers(t, func(d *rig) {
+		t := d.T
+		s, past := d.store(t), d.past(t)
+		for _, last := range [][]byte{nil, shutdowns[d.kind]} {
+			d.proxy.loseCommit(t, last)
+			l := try(t, s, ask(time.Minute))
+			state, err := past.Look(t.Context(), l.Ask)
+			require.NoError(t, err)
+			require.Equal(t, l.ID, state.Owner)
+			require.Equal(t, 1, state.Count)
+			d.proxy.loseCommit(t, last)
+			err = s.Release(t.Context(), l, 0)
+			require.ErrorIs(t, err, store.ErrGone)
+			require.ErrorIs(t, err, store.ErrUnsure)
+			d.proxy.watch(nil)
+			require.Zero(t, d.alive(t))
+		}
+	})
+}
+
+// The row of a name is made by another client, and deleted by a cleanup, while a call makes the row.
+func TestAHoldHasTheRowOfItsName(t *testing.T) {
+	d := postgres(t, false)
+	d.through += "&default_query_exec_mode=exec" // each packet has the text of its statement
+	s := d.store(t)
+	var made, deleted atomic.Bool
+	d.proxy.watch(func(up bool, data []byte) bool {
+		switch {
+		case up && bytes.Contains(data, []byte("INSERT INTO relock_locks")) && made.CompareAndSwap(false, true):
+			_, err := d.db.ExecContext(t.Context(), "INSERT INTO relock_locks VALUES ('orders', 0, 0, 0, 0)")
+			return err != nil
+		case up && made.Load() && bytes.Contains(data, []byte("FROM relock_locks")) && deleted.CompareAndSwap(false, true):
+			_, err := d.db.ExecContext(t.Context(), "DELETE FROM relock_locks")
+			return err != nil
+		}
+		return false
+	})
+	l := try(t, s, ask(time.Minute))
+	require.True(t, deleted.Load())
+	require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_locks"), "two holds can enter without the row")
+	require.NoError(t, s.Release(t.Context(), l, 0))
+}
+
+func TestAWaiterOutlivesItsConnections(t *testing.T) {
+	servers(t, func(d *rig) {
+		t := d.T
+		s, past := d.store(t), d.past(t)
+		l := try(t, past, ask(time.Minute))
+		w := wait(t, s, ask(time.Minute))
+		if d.listens {
+			require.Eventually(t, func() bool {
+				return d.count(t, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()") > 0
+			}, 10*time.Second, 10*time.Millisecond)
+		}
+		d.proxy.cut()
+		require.NoError(t, past.Release(t.Context(), l, 0))
+		l = w.get(t, 10*time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+	})
+}
+
+// The network is silent while the lock is handed over, so the notification is lost.
+func TestAWaiterFindsItsGrantAfterASilence(t *testing.T) {
+	servers(t, func(d *rig) {
+		t := d.T
+		s, past := d.store(t), d.past(t)
+		l := try(t, past, ask(time.Minute))
+		w := wait(t, s, ask(time.Minute))
+		d.proxy.freeze()
+		require.NoError(t, past.Release(t.Context(), l, 0))
+		<-time.After(300 * time.Millisecond)
+		d.proxy.cut()
+		d.proxy.thaw()
+		l = w.get(t, 10*time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+	})
+}
+
+// A process stops inside a transaction. PostgreSQL ends the transaction, so the lock serves the
+// others.
+func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
+	t.Parallel()
+	d := postgres(t, false)
+	s, past := d.store(t), d.past(t)
+	l := try(t, past, ask(time.Minute))
+	var stopped atomic.Bool
+	d.proxy.watch(func(up bool, data []byte) bool {
+		if up && bytes.Contains(data, []byte("relock_holds")) && stopped.CompareAndSwap(false, true) {
+			d.proxy.freeze() // the row of the name is locked
+		}
+		return false
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _, _ = s.Try(ctx, ask(time.Minute)) }()
+	require.Eventually(t, stopped.Load, 30*time.Second, time.Millisecond)
+	d.proxy.freeze()
+	begun := time.Now()
+	require.NoError(t, past.Release(t.Context(), l, 0))
+	require.Less(t, time.Since(begun), bound.Of(15*time.Second))
+	cancel()
+	<-done
+}
+
+func init() { redistest.RegisterChild("holder", holderChild) }
+
+// holderChild is a process that locks, says so, and waits to be killed.
+func holderChild(args []string, _ *bufio.Reader, out io.Writer) {
+	number, _ := strconv.Atoi(args[1])
+	db, err := sql.Open(args[0], args[2])
+	if err == nil {
+		var s *relocksql.Store
+		if s, err = relocksql.New(db, relocksql.Dialect(number)); err == nil {
+			var c *relock.Client
+			if c, err = relock.Open(s, relock.WithTTL(time.Second)); err == nil {
+				_, err = c.NewLock("orders").Lock(context.Background())
+			}
+		}
+	}
+	fmt.Fprintln(out, "locked", err)
+	select {}
+}
+
+func child(t testing.TB, d *database) *redistest.Process {
+	t.Helper()
+	return redistest.Child(t, "holder", d.driver, strconv.Itoa(int(d.dialect)), d.source)
+}
+
+func TestTheLockOfAKilledProcessIsFreeAfterItsLease(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(d *rig) {
+		t := d.T
+		s := d.store(t)
+		p := child(t, d.database)
+		require.Equal(t, "<nil>", p.Expect("locked ", 20*time.Second))
+		w := wait(t, s, ask(time.Minute))
+		p.Kill()
+		l := w.get(t, 30*time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+	})
+}
+
+// A process is killed in the queue. The lock goes to the process, and behind its lease to the next
+// waiter, which looks at the lock every few seconds.
+func TestAKilledProcessInTheQueueIsPassedOver(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(d *rig) {
+		t := d.T
+		s := d.store(t)
+		l := try(t, s, ask(time.Minute))
+		p := child(t, d.database)
+		require.Eventually(t, func() bool {
+			state, err := s.Look(t.Context(), l.Ask)
+			return err == nil && state.Waiters == 1
+		}, 20*time.Second, 10*time.Millisecond)
+		w := wait(t, s, ask(time.Minute))
+		p.Kill()
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		l = w.get(t, 10*time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+	})
+}
+
+// A hand-over sends as many packets to the server with 64 waiters as with one.
+func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
+	d := postgres(t, true)
+	s := d.store(t)
+	packets := func(waiters int) int64 {
+		l := try(t, s, ask(time.Minute))
+		var line []*waiter
+		for range waiters + 3 {
+			line = append(line, wait(t, s, ask(time.Minute)))
+		}
+		fewest := int64(1000) // a waiter may renew its place in between
+		for _, w := range line[:3] {
+			var up atomic.Int64
+			d.proxy.watch(func(to bool, _ []byte) bool {
+				if to {
+					up.Add(1)
+				}
+				return false
+			})
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t, 30*time.Second)
+			fewest = min(fewest, up.Load())
+		}
+		d.proxy.watch(nil)
+		for _, w := range line[3:] {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t, 30*time.Second)
+		}
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		return fewest
+	}
+	packets(1) // prepares the statements
+	one, many := packets(1), packets(64)
+	t.Logf("packets of a hand-over: %d with one waiter, %d with 64", one, many)
+	require.LessOrEqual(t, many, one+1)
+}

@@ -1,0 +1,508 @@
+package relocksql_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/store"
+	relocksql "github.com/go-relock/relock/store/sql"
+	"github.com/go-relock/relock/store/sql/pglisten"
+)
+
+var lastID atomic.Int64
+
+func ask(ttl time.Duration) store.Ask {
+	n := lastID.Add(1)
+	return store.Ask{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+}
+
+func try(t testing.TB, s store.Store, a store.Ask) store.Lease {
+	t.Helper()
+	l, err := s.Try(t.Context(), a)
+	require.NoError(t, err)
+	return l
+}
+
+// waiter is a call of Wait in a goroutine.
+type waiter struct {
+	done  chan struct{}
+	lease store.Lease
+	err   error
+	at    time.Time
+}
+
+// beatAtLeast is the shortest time after which a waiter asks again by itself.
+const beatAtLeast = 2500 * time.Millisecond
+
+// wait calls Wait, and returns when the hold is queued.
+func wait(t testing.TB, s store.Store, a store.Ask) *waiter {
+	t.Helper()
+	w, queued := &waiter{done: make(chan struct{})}, make(chan struct{})
+	ctx := t.Context()
+	go func() {
+		defer close(w.done)
+		var once sync.Once
+		w.lease, w.err = s.Wait(ctx, a, func(store.Progress) { once.Do(func() { close(queued) }) })
+		w.at = time.Now()
+	}()
+	select {
+	case <-queued:
+	case <-w.done:
+		t.Fatalf("Wait returns before the hold is queued: %v", w.err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("Wait does not queue")
+	}
+	return w
+}
+
+// get waits until the waiter has the lock.
+func (w *waiter) get(t testing.TB, within time.Duration) store.Lease {
+	t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(within):
+		t.Fatalf("the waiter has no lock after %s", within)
+	}
+	require.NoError(t, w.err)
+	return w.lease
+}
+
+func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		stores := []*relocksql.Store{d.store(t), d.store(t), d.store(t), d.store(t)}
+		l := try(t, stores[0], ask(time.Minute))
+		var line []*waiter
+		for i := range 24 { // more than a transaction reads at once
+			line = append(line, wait(t, stores[i%4], ask(time.Minute)))
+		}
+		told := 0
+		for i, w := range line {
+			require.NoError(t, stores[0].Release(t.Context(), l, 0))
+			l = w.get(t, 30*time.Second)
+			if l.Woken == store.WakeGrant { // otherwise its listener has just connected, and it has asked once more
+				told++
+			}
+			state, err := stores[1].Look(t.Context(), l.Ask)
+			require.NoError(t, err)
+			require.Equal(t, l.ID, state.Owner)
+			require.Equal(t, len(line)-1-i, state.Waiters)
+		}
+		require.Greater(t, told, len(line)/2)
+		require.NoError(t, stores[0].Release(t.Context(), l, 0))
+	})
+}
+
+func TestPostgreSQLPollsWithoutAListener(t *testing.T) {
+	d := postgres(t, false)
+	s, other := d.store(t, relocksql.WithPoll(time.Millisecond, 50*time.Millisecond)), d.store(t)
+	for range 10 {
+		l := try(t, other, ask(time.Minute))
+		w := wait(t, s, ask(time.Minute))
+		<-time.After(100 * time.Millisecond) // the interval has grown
+		released := time.Now()
+		require.NoError(t, other.Release(t.Context(), l, 0))
+		l = w.get(t, 30*time.Second)
+		require.Equal(t, store.WakeGrant, l.Woken)
+		require.Less(t, w.at.Sub(released), beatAtLeast)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+	}
+}
+
+func TestManyReadersBehindAWriterEnterTogether(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		s := d.store(t)
+		reader := func() store.Ask {
+			a := ask(time.Minute)
+			a.Kind, a.Limit = store.ReadWrite, store.Unlimited
+			return a
+		}
+		writer := ask(time.Minute)
+		writer.Kind = store.ReadWrite
+		l := try(t, s, writer)
+		var line []*waiter
+		for range 20 {
+			line = append(line, wait(t, s, reader()))
+		}
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		for _, w := range line {
+			w.get(t, 30*time.Second)
+		}
+		for _, w := range line {
+			require.NoError(t, s.Release(t.Context(), w.lease, 0))
+		}
+	})
+}
+
+// A renewal and the end of the lease meet again and again. A confirmed renewal keeps others out for
+// the whole of its lease.
+func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		s, other := d.store(t), d.store(t)
+		const ttl = time.Second // time to queue, on a busy machine
+		renewed := 0
+		for i := range 20 {
+			l := try(t, s, ask(ttl))
+			w := wait(t, other, ask(time.Minute))
+			<-time.After(time.Until(l.Sent.Add(ttl + time.Duration(i-10)*time.Millisecond)))
+			sent := time.Now()
+			err := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: ttl, Count: 1}})[0]
+			next := w.get(t, 30*time.Second)
+			if err == nil {
+				renewed++
+				until := store.Lease{Ask: l.Ask, Sent: sent}.Until()
+				require.False(t, w.at.Before(until), "another hold is in %s before the end of a renewed lease", until.Sub(w.at))
+			} else {
+				require.True(t, errors.Is(err, store.ErrGone) || errors.Is(err, store.ErrUnavailable), "%v", err) // a busy machine has no answer in time
+			}
+			require.NoError(t, other.Release(t.Context(), next, 0))
+		}
+		t.Logf("%d of 20 renewals were in time", renewed)
+	})
+}
+
+func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		s := d.store(t)
+		var token int64
+		for i := range 5 {
+			a := ask(time.Minute)
+			a.Name = fmt.Sprint("once-", i)
+			l := try(t, s, a)
+			drawn, err := s.Token(t.Context(), l)
+			require.NoError(t, err)
+			token = max(token, drawn)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		}
+		kept := try(t, s, ask(time.Minute))
+		dead := ask(time.Millisecond)
+		dead.Name = "dead"
+		try(t, s, dead)
+		require.NoError(t, s.Clean(t.Context()))
+		require.Equal(t, 7, d.count(t, "SELECT count(*) FROM relock_locks"), "rows of today stay")
+		<-time.After(50 * time.Millisecond)
+		require.NoError(t, s.CleanOlder(t.Context(), 0))
+		require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_locks"))
+		require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_holds"))
+
+		a := ask(time.Minute)
+		a.Name = "once-0"
+		l := try(t, s, a)
+		again, err := s.Token(t.Context(), l)
+		require.NoError(t, err)
+		require.Greater(t, again, token, "a token goes back behind a cleanup")
+		for _, l := range []store.Lease{l, kept} {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		}
+	})
+}
+
+func TestAStoreCleansAfterManyNewNames(t *testing.T) {
+	d := sqlite(t)
+	s := d.store(t)
+	_, err := d.db.ExecContext(t.Context(), "INSERT INTO relock_locks VALUES ('old', 0, 0, 0, 1)")
+	require.NoError(t, err)
+	for i := range 100 {
+		a := ask(time.Minute)
+		a.Name = fmt.Sprint("once-", i)
+		require.NoError(t, s.Release(t.Context(), try(t, s, a), 0))
+	}
+	require.Eventually(t, func() bool {
+		return d.count(t, "SELECT count(*) FROM relock_locks WHERE used = 1") == 0
+	}, 5*time.Second, 10*time.Millisecond)
+	require.Equal(t, 100, d.count(t, "SELECT count(*) FROM relock_locks"))
+}
+
+func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
+	for kind, newDatabase := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			d := newDatabase(t)
+			redistest.NoGoroutineLeft(t, "relock/sql.", "pglisten", "jackc/pgx", "go-sql-driver/mysql")
+			db := d.open(t, d.source)
+			var options []relocksql.Option
+			if d.listens {
+				options = append(options, relocksql.WithListener(pglisten.New(d.source)))
+			}
+			s, err := relocksql.New(db, d.dialect, options...)
+			require.NoError(t, err)
+			l := try(t, s, ask(time.Minute))
+			w := wait(t, s, ask(time.Minute))
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t, 30*time.Second)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Close())
+			require.Zero(t, db.Stats().InUse, "a connection is not given back")
+
+			l = try(t, s, ask(time.Minute)) // a closed store still works
+			w = wait(t, s, ask(time.Minute))
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t, 30*time.Second)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, db.Close())
+			require.NoError(t, d.db.Close())
+		})
+	}
+}
+
+func TestAWaiterOutlivesTheCloseOfItsStore(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		s, other := d.store(t), d.store(t)
+		l := try(t, other, ask(time.Minute))
+		w := wait(t, s, ask(time.Minute))
+		require.NoError(t, s.Close())
+		require.NoError(t, other.Release(t.Context(), l, 0))
+		l = w.get(t, beatAtLeast)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+	})
+}
+
+func TestAFreeLockCostsNoListenerAndNoPoll(t *testing.T) {
+	d := postgres(t, false)
+	l := &counter{}
+	s, err := relocksql.New(d.db, d.dialect, relocksql.WithListener(l))
+	require.NoError(t, err)
+	lease, err := s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+	require.NoError(t, err)
+	require.Zero(t, l.calls.Load(), "a lock that is free makes the Listener listen")
+	w := wait(t, s, ask(time.Minute))
+	require.Eventually(t, func() bool { return l.calls.Load() == 1 }, 30*time.Second, time.Millisecond)
+	require.NoError(t, s.Release(t.Context(), lease, 0))
+	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second), 0))
+	require.NoError(t, s.Close())
+}
+
+// counter is a Listener that counts its calls and hears nothing.
+type counter struct {
+	deaf
+	calls atomic.Int64
+}
+
+func (c *counter) Listen(ctx context.Context, channel string, ready func(), notify func(string)) error {
+	c.calls.Add(1)
+	return c.deaf.Listen(ctx, channel, ready, notify)
+}
+
+func TestCheckServerNamesWhatIsMissing(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		s := d.store(t)
+		require.NoError(t, s.CheckServer(t.Context(), ask(time.Minute)))
+		require.Zero(t, d.count(t, "SELECT count(*) FROM relock_locks"))
+		_, err := d.db.ExecContext(t.Context(), "DROP TABLE relock_holds")
+		require.NoError(t, err)
+		begun := time.Now()
+		require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), "relock_holds")
+		_, err = s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+		require.ErrorContains(t, err, "relock_holds", "a wait for a table that does not exist")
+		require.NotErrorIs(t, err, store.ErrUnsure)
+		require.Less(t, time.Since(begun), bound.Of(10*time.Second))
+	})
+}
+
+func TestManyProcessesCreateTheTablesAtOnce(t *testing.T) {
+	onEach(t, func(d *rig) {
+		for range 3 {
+			d.run(d, "DROP TABLE relock_locks", "DROP TABLE relock_holds")
+			errs := make(chan error, 12)
+			var pools []*sql.DB
+			for range cap(errs) {
+				db := d.open(d, d.source)
+				require.NoError(d, db.PingContext(d.Context()))
+				pools = append(pools, db)
+			}
+			for _, db := range pools {
+				go func() { errs <- relocksql.Create(d.Context(), db, d.dialect) }()
+			}
+			for range pools {
+				if err := <-errs; err != nil {
+					require.Equal(d, relocksql.SQLite, d.dialect, "%v", err)
+					require.ErrorContains(d, err, "database is locked", "its busy_timeout is short here")
+				}
+			}
+			for _, db := range pools {
+				require.NoError(d, db.Close())
+			}
+		}
+	})
+}
+
+// memory returns a database of SQLite in memory, and makes the tables.
+func memory(t testing.TB, source string, connections int) *database {
+	t.Helper()
+	d := &database{kind: "SQLite", dialect: relocksql.SQLite, driver: "sqlite", source: source}
+	d.db = d.open(t, source)
+	d.db.SetMaxOpenConns(connections)
+	require.NoError(t, relocksql.Create(t.Context(), d.db, d.dialect))
+	return d
+}
+
+func TestCheckServerNamesConnectionsWithDatabasesOfTheirOwn(t *testing.T) {
+	const advice = "SetMaxOpenConns(1) or cache=shared"
+	for _, source := range []string{":memory:", "file::memory:", "file:apart?mode=memory"} {
+		s := memory(t, source, 0).past(t)
+		require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), advice)
+		require.NoError(t, memory(t, source, 1).past(t).CheckServer(t.Context(), ask(time.Minute)))
+	}
+	d := memory(t, "file:together?mode=memory&cache=shared", 0)
+	require.NoError(t, d.past(t).CheckServer(t.Context(), ask(time.Minute)))
+	require.NoError(t, sqlite(t).past(t).CheckServer(t.Context(), ask(time.Minute)))
+
+	d = memory(t, ":memory:", 0)
+	first, err := d.db.Conn(t.Context()) // the one with the tables
+	require.NoError(t, err)
+	_, err = d.past(t).Try(t.Context(), ask(time.Minute))
+	require.ErrorContains(t, err, advice)
+	require.NoError(t, first.Close())
+}
+
+// deaf is a Listener that hears nothing, as one behind a pooler in transaction mode.
+type deaf struct{}
+
+func (deaf) Listen(ctx context.Context, _ string, ready func(), _ func(string)) error {
+	ready()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// broken is a Listener that cannot connect.
+type broken struct{}
+
+func (broken) Listen(context.Context, string, func(), func(string)) error {
+	return errors.New("connection refused")
+}
+
+// The waiters of a Store do not ask one by one for as long as their Listener cannot connect.
+func TestAListenerThatCannotConnectIsReplacedByAPoll(t *testing.T) {
+	d := postgres(t, false)
+	s, other := d.store(t, relocksql.WithListener(broken{})), d.past(t)
+	l := try(t, other, ask(time.Minute))
+	var line []*waiter
+	for range 20 {
+		line = append(line, wait(t, s, ask(time.Minute)))
+	}
+	var packets atomic.Int64
+	d.proxy.watch(func(up bool, _ []byte) bool {
+		if up {
+			packets.Add(1)
+		}
+		return false
+	})
+	<-time.After(time.Second)
+	d.proxy.watch(nil)
+	t.Logf("%d packets in a second", packets.Load())
+	require.Positive(t, packets.Load())
+	require.Less(t, packets.Load(), int64(100))
+	for _, w := range line {
+		require.NoError(t, other.Release(t.Context(), l, 0))
+		l = w.get(t, beatAtLeast)
+	}
+	require.NoError(t, other.Release(t.Context(), l, 0))
+}
+
+func TestCheckServerFindsADeafListener(t *testing.T) {
+	d := postgres(t, false)
+	s, err := relocksql.New(d.db, d.dialect, relocksql.WithListener(deaf{}))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.ErrorContains(t, s.CheckServer(ctx, ask(time.Minute)), "hears no notification")
+}
+
+func TestWrongArgumentsOfNewAreRefused(t *testing.T) {
+	db := new(sql.DB)
+	for _, c := range []struct {
+		db      *sql.DB
+		dialect relocksql.Dialect
+		option  relocksql.Option
+		want    string
+	}{
+		{nil, relocksql.SQLite, nil, "nil"},
+		{db, 0, nil, "no dialect 0"},
+		{db, relocksql.SQLite, relocksql.WithListener(deaf{}), "PostgreSQL"},
+		{db, relocksql.Postgres, relocksql.WithListener(nil), "Listener"},
+		{db, relocksql.SQLite, relocksql.WithPoll(0, time.Second), "WithPoll"},
+		{db, relocksql.SQLite, relocksql.WithPoll(time.Second, time.Millisecond), "WithPoll"},
+		{db, relocksql.SQLite, relocksql.WithPoll(time.Second, time.Hour), "WithPoll"},
+	} {
+		options := []relocksql.Option{relocksql.WithPoll(time.Millisecond, time.Second)}
+		if c.option != nil {
+			options = append(options, c.option)
+		}
+		_, err := relocksql.New(c.db, c.dialect, options...)
+		require.ErrorContains(t, err, c.want)
+	}
+	require.Empty(t, relocksql.Schema(0))
+	require.Error(t, relocksql.Create(t.Context(), db, 0))
+}
+
+func TestErrorsOfDriversAreJudged(t *testing.T) {
+	of := func(number uint16, state string) error {
+		return &mysql.MySQLError{Number: number, SQLState: [5]byte([]byte(state))}
+	}
+	dial := &net.OpError{Op: "dial", Err: errors.New("no such file or directory")}
+	for dialect, verdicts := range map[relocksql.Dialect]map[string][]error{
+		relocksql.Postgres: {
+			"again": {&pgconn.PgError{Code: "40001"}, &pgconn.PgError{Code: "40P01"}, &pgconn.PgError{Code: "55P03"}},
+			"down": {
+				&pgconn.PgError{Code: "57P01"}, &pgconn.PgError{Code: "57014"}, &pgconn.PgError{Code: "53300"},
+				&pgconn.PgError{Code: "25006"}, &pgconn.PgError{Code: "XX000"}, &pgconn.PgError{Code: "P0001"}, &pgconn.PgError{},
+				dial, &net.DNSError{Err: "no such host", Name: "db.example"}, driver.ErrBadConn,
+			},
+			"refused": {
+				&pgconn.PgError{Code: "42P01"}, &pgconn.PgError{Code: "42501"}, &pgconn.PgError{Code: "28P01"},
+				&pgconn.PgError{Code: "3D000"}, &pgconn.PgError{Code: "26000"},
+				&pgconn.PgError{Code: "08P01", Message: "transaction blocks not allowed in statement pooling mode"},
+				errors.New("sql: database is closed"),
+			},
+			"silent": {
+				context.DeadlineExceeded, &net.OpError{Op: "read", Err: errors.New("reset")},
+				&pgconn.PgError{Code: "08P01"}, &pgconn.PgError{Code: "40003"},
+				errors.New("no such table"), errors.New("database is locked"), // the words of another driver
+			},
+		},
+		relocksql.MySQL: {
+			"again": {of(1213, "40001"), of(1020, "HY000"), of(1568, "25001")},
+			"down": {
+				of(1040, "08004"), of(1203, "42000"), of(1226, "42000"), of(1205, "HY000"), of(1290, "HY000"), of(1317, "70100"), of(1114, "HY000"),
+				of(1105, "HY000"), of(9001, "HY000"), dial,
+			},
+			"refused": {
+				of(1146, "42S02"), of(1142, "42000"), of(1045, "28000"), of(1049, "42000"), of(1064, "42000"), of(1665, "HY000"),
+				errors.New("sql: database is closed"),
+			},
+			"silent": {of(2013, "HY000"), of(1159, "08S01"), mysql.ErrInvalidConn, context.Canceled},
+		},
+		relocksql.SQLite: {
+			"again": {errors.New("database is locked (5) (SQLITE_BUSY)"), errors.New("database table is locked")},
+			"refused": {
+				errors.New("SQL logic error: no such table: relock_locks (1)"), errors.New("file is not a database (26)"),
+				errors.New("unable to open database file (14)"), errors.New("sql: database is closed"),
+			},
+			"silent": {context.DeadlineExceeded, errors.New("disk I/O error (10)")},
+		},
+	} {
+		for want, errs := range verdicts {
+			for _, err := range errs {
+				require.Equal(t, want, relocksql.Verdict(dialect, fmt.Errorf("wrapped: %w", err)), "%v: %v", dialect, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package relockzk_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/store"
+	relockzk "github.com/go-relock/relock/store/zookeeper"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+const patience = 20 * time.Second
+
+// open returns a Store. The end of the test closes it, with the holds that the test leaves.
+func open(t testing.TB, servers string, options ...relockzk.Option) *relockzk.Store {
+	t.Helper()
+	s, err := relockzk.New(servers, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, s.Close())
+		s.Crash()
+	})
+	return s
+}
+
+// admin returns a connection that is not of a Store.
+func admin(t testing.TB, servers string) *zk.Conn {
+	t.Helper()
+	conn, _, err := zk.Connect(zk.FormatServers([]string{servers}), patience, zk.WithLogInfo(false))
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	return conn
+}
+
+var lastID atomic.Int64
+
+// ask returns the ask of a new hold of lock "orders".
+func ask(ttl time.Duration) store.Ask {
+	n := lastID.Add(1)
+	return store.Ask{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+}
+
+// mode returns the ask of a new hold of read-write lock "orders".
+func mode(limit int) store.Ask {
+	a := ask(20 * time.Second)
+	a.Kind, a.Limit = store.ReadWrite, limit
+	return a
+}
+
+func nothing(store.Progress) {}
+
+// take makes a new hold.
+func take(t testing.TB, s store.Store, ttl time.Duration) store.Lease {
+	t.Helper()
+	l, err := s.Wait(t.Context(), ask(ttl), nothing)
+	require.NoError(t, err)
+	return l
+}
+
+// waiter is a call of Wait in a goroutine.
+type waiter struct {
+	ask    store.Ask
+	queued chan struct{}
+	done   chan struct{}
+	lease  store.Lease
+	err    error
+	at     time.Time
+}
+
+// wait starts a Wait, and returns when it is queued.
+func wait(t testing.TB, s store.Store, ttl time.Duration) *waiter {
+	t.Helper()
+	return waitFor(t, s, ask(ttl))
+}
+
+func waitFor(t testing.TB, s store.Store, a store.Ask) *waiter {
+	t.Helper()
+	w := start(t, s, a)
+	w.waitQueued(t)
+	return w
+}
+
+// start starts a Wait.
+func start(t testing.TB, s store.Store, a store.Ask) *waiter {
+	t.Helper()
+	w := &waiter{ask: a, queued: make(chan struct{}, 100), done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.lease, w.err = s.Wait(t.Context(), w.ask, func(store.Progress) {
+			select {
+			case w.queued <- struct{}{}:
+			default:
+			}
+		})
+		w.at = time.Now()
+	}()
+	return w
+}
+
+func (w *waiter) waitQueued(t testing.TB) {
+	t.Helper()
+	select {
+	case <-w.queued:
+	case <-time.After(patience):
+		require.FailNow(t, "the waiter is not queued")
+	}
+}
+
+func (w *waiter) get(t testing.TB) store.Lease {
+	t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		require.FailNow(t, "the waiter does not get the lock")
+	}
+	require.NoError(t, w.err)
+	return w.lease
+}
+
+// nodes returns the nodes of a lock, the holder first. The server deletes the path of a lock without
+// nodes when it looks at its containers.
+func nodes(t testing.TB, conn *zk.Conn, lock string) []string {
+	t.Helper()
+	nodes, _, err := conn.Children(lock)
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil
+	}
+	require.NoError(t, err)
+	slices.SortFunc(nodes, func(a, b string) int {
+		return slices.Compare([]byte(a[len(a)-10:]), []byte(b[len(b)-10:]))
+	})
+	return nodes
+}
