@@ -536,7 +536,7 @@ func (h *hold) leave(ctx context.Context, rest exit) (err error) {
 		defer limited.Stop()
 		answer := errAborted
 		defer func() { err = h.freed(answer) }()
-		answer = h.client.store.Release(limited, h.lease, 0)
+		answer = h.client.store.Release(limited, h.lease)
 		return nil
 	default:
 		return nil

@@ -90,8 +90,8 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 }
 
 // leaveInner sends the new count to the store. If the store does not confirm, the watchdog sends
-// the count again. A count of 0 would free the lock: if the last entry was left meanwhile, its
-// Unlock has freed the lock or has passed the lock on, and leaveInner sends nothing.
+// the count again. If the last entry was left meanwhile, its Unlock has freed the lock or has passed
+// the lock on, and leaveInner sends nothing.
 func (h *hold) leaveInner(ctx context.Context) error {
 	if h.localReentry {
 		return nil
@@ -111,7 +111,7 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	t.mu.Unlock()
 	bound := lifetime.Until(ctx, limit)
 	defer bound.Stop()
-	err := h.client.store.Release(bound, lease, count)
+	entered, err := h.client.store.Enter(bound, lease, count)
 	if errors.Is(err, store.ErrGone) {
 		if end := h.endOf(true); isLost(end) {
 			return end
@@ -127,9 +127,8 @@ func (h *hold) leaveInner(ctx context.Context) error {
 		t.renewSoonLocked(h)
 		return fmt.Errorf("not confirmed by the store; the entry is left, and the count will be sent again: %w", err)
 	}
-	lease.Sent = now
 	if lease.TTL > 0 {
-		t.reenteredLocked(h, lease, time.Now())
+		t.reenteredLocked(h, entered, time.Now())
 	}
 	return nil
 }

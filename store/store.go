@@ -72,13 +72,13 @@ type Ask struct {
 	// lease counts. The zero value asks for nothing.
 	Acks Acks
 	// Lender is the hold that lends its lock to this one, see [Lending]; empty: this hold is no
-	// loan. [Store.Release] with a count of 0 and [Store.Forget] return the loan.
+	// loan. [Store.Release] and [Store.Forget] return the loan.
 	Lender ID
 	// Report is told of each attempt of a call for this hold that has failed, and is made again.
 	// The call goes on, and its error has the last failure. nil: nobody is told.
 	Report Reporter
-	// Lent says that the hold may have lent its lock. Release with a count of 0 and Forget recall
-	// the open loans and return; the last return frees the lock. Without open loans they free it.
+	// Lent says that the hold may have lent its lock. Release and Forget recall the open loans and
+	// return; the last return frees the lock. Without open loans they free it.
 	Lent bool
 }
 
@@ -233,11 +233,10 @@ type Store interface {
 	// [ErrNotReplicated].
 	Enter(ctx context.Context, l Lease, count int) (Lease, error)
 
-	// Release sets the count of a hold; 0 frees the lock and serves the waiters. With another count
-	// Release is Enter without the lease as a result. Release tries until ctx is done. Errors:
-	// [ErrGone], which matches ErrUnsure too if an earlier attempt of this very call may have freed
-	// the lock.
-	Release(ctx context.Context, l Lease, count int) error
+	// Release frees the lock of a hold, and serves the waiters. Release tries until ctx is done.
+	// Errors: [ErrGone], which matches ErrUnsure too if an earlier attempt of this very call may have
+	// freed the lock.
+	Release(ctx context.Context, l Lease) error
 
 	// Renew renews many leases in few round trips, in one attempt. Renew returns an error for each
 	// lease, in order: nil, ErrGone, or the reason why the renewal is not confirmed, such as
@@ -362,7 +361,7 @@ type Several interface {
 	// these asks in one step, or refuses one of them for another reason.
 	TryAll(ctx context.Context, asks []Ask) ([]Lease, error)
 
-	// ReleaseAll is Release of each lease with a count of 0, in few round trips. ReleaseAll returns
+	// ReleaseAll is Release of each lease, in few round trips. ReleaseAll returns
 	// an error for each lease, in order. An error that matches [errors.ErrUnsupported] leaves its
 	// lease to Release.
 	ReleaseAll(ctx context.Context, leases []Lease) []error

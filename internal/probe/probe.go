@@ -65,7 +65,7 @@ func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 			waited = step("wait for the lock", ErrBeside)
 		}
 	}
-	released := step("release the lock", s.Release(ctx, l, 0))
+	released := step("release the lock", s.Release(ctx, l))
 	if released != nil {
 		cancel() // nobody grants the lock
 	}

@@ -36,11 +36,11 @@ func (l liar) Renew(ctx context.Context, r []store.Renewal) []error {
 	return l.Store.Renew(ctx, r)
 }
 
-func (l liar) Release(ctx context.Context, lease store.Lease, count int) error {
+func (l liar) Release(ctx context.Context, lease store.Lease) error {
 	if l.release != nil {
 		return l.release(ctx, lease)
 	}
-	return l.Store.Release(ctx, lease, count)
+	return l.Store.Release(ctx, lease)
 }
 
 func (l liar) Break(ctx context.Context, a store.Ask) error {
@@ -74,7 +74,7 @@ func TestAStepThatIsAnsweredAndHasNoEffectIsFound(t *testing.T) {
 		}, "read the lock probed: the last step had no effect: the count is 1, and not 2"},
 		"the renewal frees the lock": {func(l *liar) {
 			l.renew = func(ctx context.Context, r []store.Renewal) []error {
-				return []error{l.Store.Release(ctx, r[0].Lease, 0)}
+				return []error{l.Store.Release(ctx, r[0].Lease)}
 			}
 		}, "read the lock probed: "},
 		"the release does nothing": {func(l *liar) {

@@ -63,7 +63,7 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 		asks[i] = l.Ask
 	}
 	if len(leases) == 1 { // a script replies no list to one unit
-		errs[0] = s.Release(ctx, leases[0], 0)
+		errs[0] = s.Release(ctx, leases[0])
 	}
 	if len(leases) < 2 {
 		return errs
@@ -84,7 +84,7 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 		case 0:
 			errs[i] = unsureOf(answer, store.ErrGone)
 		default: // an error, or only dead waiters so far
-			errs[i] = unsureOf(answer, s.Release(ctx, l, 0))
+			errs[i] = unsureOf(answer, s.Release(ctx, l))
 		}
 	}
 	return errs

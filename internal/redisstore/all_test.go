@@ -72,7 +72,7 @@ func TestTryAllOfATakenLockTakesNothing(t *testing.T) {
 	require.Equal(t, other.ID, busy.Owner)
 	require.InDelta(t, minute, busy.TTL, float64(time.Second))
 	require.Zero(t, r.rdb.Exists(t.Context(), r.key(0), r.key(2)).Val())
-	require.NoError(t, r.store.Release(t.Context(), store.Lease{Ask: other}, 0))
+	require.NoError(t, r.store.Release(t.Context(), store.Lease{Ask: other}))
 }
 
 func TestTryAllThatRedisRefusesIsLeftToSingleLocks(t *testing.T) {

@@ -177,7 +177,7 @@ func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease
 	}()
 	select {
 	case <-waits:
-		if err := st.Release(ctx, lease, 0); err != nil {
+		if err := st.Release(ctx, lease); err != nil {
 			c.note("release a lock", err)
 			<-done // which nobody has told
 			return nil
@@ -186,7 +186,7 @@ func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease
 	case err := <-done: // Break needs some of the commands that a waiter would have needed
 		c.shows("keep a second hold out", err != nil || next.Limit > 1)
 		c.note("break a lock", st.Break(ctx, lease.Ask))
-		c.note("release a lock", st.Release(ctx, lease, 0))
+		c.note("release a lock", st.Release(ctx, lease))
 		return err
 	}
 }

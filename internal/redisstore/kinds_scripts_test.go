@@ -228,7 +228,7 @@ func (r *kindRig) commands(a store.Ask) map[string]func(ctx context.Context) err
 		"Renew": func(ctx context.Context) error {
 			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 1}})[0]
 		},
-		"Release": func(ctx context.Context) error { return s.Release(ctx, l, 0) },
+		"Release": func(ctx context.Context) error { return s.Release(ctx, l) },
 		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{a})[0] },
 		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
 		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, a); return err },
@@ -330,14 +330,14 @@ func TestKindsReleaseOfAWaiterRunsLateAndTakesNothing(t *testing.T) {
 
 func TestKindsCallsOfTheStoreCallAgainForDeadWaiters(t *testing.T) {
 	for what, act := range map[string]func(r *kindRig, a store.Ask) error{
-		"Release": func(r *kindRig, a store.Ask) error { return r.store.Release(r.Context(), store.Lease{Ask: a}, 0) },
+		"Release": func(r *kindRig, a store.Ask) error { return r.store.Release(r.Context(), store.Lease{Ask: a}) },
 		"Break":   func(r *kindRig, a store.Ask) error { return r.store.Break(r.Context(), a) },
 		"Forget":  func(r *kindRig, a store.Ask) error { return r.store.Forget(r.Context(), []store.Ask{a})[0] },
 		"Try": func(r *kindRig, a store.Ask) error {
 			r.lapse(a)
 			l, err := r.store.Try(r.Context(), r.hold("b", 1))
 			require.NoError(r, err)
-			return r.store.Release(r.Context(), l, 0)
+			return r.store.Release(r.Context(), l)
 		},
 	} {
 		for _, kind := range kindKinds {
@@ -821,13 +821,13 @@ func TestKindsMigratingSlot(t *testing.T) {
 	}
 	move := cluster.BeginMove(pair.base, cluster.MasterFor(other(cluster, pair.base)))
 	for _, sc := range scenes { // the queue and the limits end with it
-		require.NoError(t, s.Release(t.Context(), store.Lease{Ask: sc.writer}, 0))
+		require.NoError(t, s.Release(t.Context(), store.Lease{Ask: sc.writer}))
 		require.Equal(t, lineOf(sc.readers[0])+"\n"+lineOf(sc.readers[1]), message(t, sc.ps))
 	}
 	left := make(chan error, 4)
 	for _, sc := range scenes { // no limit is left: a key that exists on neither side
 		for _, a := range sc.readers {
-			go func() { left <- s.Release(t.Context(), store.Lease{Ask: a}, 0) }()
+			go func() { left <- s.Release(t.Context(), store.Lease{Ask: a}) }()
 		}
 	}
 	move.Finish()

@@ -163,11 +163,7 @@ func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error)
 }
 
 // Release needs no queue in a migrating slot: acquire makes none there, and others arrive soon.
-func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) error {
-	if count > 0 {
-		_, err := s.Enter(ctx, l, count)
-		return err
-	}
+func (s *nativeStore) Release(ctx context.Context, l store.Lease) error {
 	c := &wire.Call{Common: s.publish(), Patience: attemptLimit(l.TTL), Report: l.Report}
 	switch {
 	case l.Lender != "" || l.Lent:

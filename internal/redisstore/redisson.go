@@ -187,11 +187,7 @@ func redissonRecheck(a store.Ask, r acquireReply) time.Duration {
 	return d + time.Millisecond + rand.N(5*time.Millisecond)
 }
 
-func (s *redissonStore) Release(ctx context.Context, l store.Lease, count int) error {
-	if count > 0 {
-		_, err := s.Enter(ctx, l, count)
-		return err
-	}
+func (s *redissonStore) Release(ctx context.Context, l store.Lease) error {
 	return s.free(ctx, &wire.Call{
 		Script: s.scripts.redisson.release, Common: s.freeing(""), Unit: s.unit(l.Name, l.ID),
 		Patience: attemptLimit(l.TTL), Report: l.Report,

@@ -119,8 +119,14 @@ func (r *redissonRig) enter(field string, count int) {
 	require.NoError(r, err)
 }
 
-func (r *redissonRig) release(field string, count int) error {
-	return r.store.Release(r.Context(), r.lease(field), count)
+func (r *redissonRig) release(field string) error {
+	return r.store.Release(r.Context(), r.lease(field))
+}
+
+// leave sets a smaller count.
+func (r *redissonRig) leave(field string, count int) error {
+	_, err := r.store.Enter(r.Context(), r.lease(field), count)
+	return err
 }
 
 // heard returns the messages since the last call.
@@ -230,17 +236,17 @@ func replays(a, b string) map[string]func(r *redissonRig, v vector) {
 			require.Equal(r, []any{1.0, 0.0}, v.Reply)
 			require.Equal(r, []error{nil, store.ErrGone}, errs)
 		},
-		"RLock: release 1 of 2 by A":                                      func(r *redissonRig, _ vector) { done(r, r.release(a, 1)) },
-		"RLock: same request id replayed: latch answers, nothing changes": func(r *redissonRig, _ vector) { done(r, r.release(a, 1)) },
+		"RLock: release 1 of 2 by A":                                      func(r *redissonRig, _ vector) { done(r, r.leave(a, 1)) },
+		"RLock: same request id replayed: latch answers, nothing changes": func(r *redissonRig, _ vector) { done(r, r.leave(a, 1)) },
 		"RLock: release by non-owner B: nil": func(r *redissonRig, _ vector) {
-			gone(r, r.release(b, 1))
-			gone(r, r.release(b, 0))
+			gone(r, r.leave(b, 1))
+			gone(r, r.release(b))
 		},
-		"RLock: final release by A: DEL + publish 0": func(r *redissonRig, _ vector) { done(r, r.release(a, 0)) },
+		"RLock: final release by A: DEL + publish 0": func(r *redissonRig, _ vector) { done(r, r.release(a)) },
 		// There a key says that it was freed. Here the client knows that it has sent the command
 		// twice.
-		"RLock: same request id replayed after final release": func(r *redissonRig, _ vector) { gone(r, r.release(a, 0)) },
-		"RLock: release when free: nil, no publish, no latch": func(r *redissonRig, _ vector) { gone(r, r.release(a, 0)) },
+		"RLock: same request id replayed after final release": func(r *redissonRig, _ vector) { gone(r, r.release(a)) },
+		"RLock: release when free: nil, no publish, no latch": func(r *redissonRig, _ vector) { gone(r, r.release(a)) },
 		"RLock: forceUnlock when free: 0, no publish": func(r *redissonRig, _ vector) {
 			gone(r, r.store.Break(r.Context(), store.Ask{Name: redissonName, ID: store.ID(a)}))
 		},
@@ -318,9 +324,9 @@ func TestRedissonCommandsMayRunAgain(t *testing.T) {
 		})
 		require.Len(t, slices.Compact(tokens), 1)
 		again("Enter", func() error { _, err := r.store.Enter(t.Context(), r.lease("u:1"), 3); return err })
-		again("Release to 1", func() error { return r.release("u:1", 1) })
+		again("Enter with 1", func() error { return r.leave("u:1", 1) })
 		require.Empty(t, r.heard())
-		again("Release", func() error { return r.release("u:1", 0) })
+		again("Release", func() error { return r.release("u:1") })
 		require.Len(t, r.heard(), 1, "published once")
 		r.take("u:2")
 		again("Forget", func() error { return r.store.Forget(t.Context(), []store.Ask{r.ask("u:2")})[0] })
@@ -357,7 +363,7 @@ func TestRedissonTokens(t *testing.T) {
 			state, err := r.store.Look(t.Context(), store.Ask{Name: redissonName})
 			require.NoError(t, err)
 			require.Equal(t, l.Token, state.Token)
-			require.NoError(t, r.release(field, 0))
+			require.NoError(t, r.release(field))
 			_, err = r.store.Token(t.Context(), l)
 			require.ErrorIs(t, err, store.ErrGone)
 			require.EqualValues(t, -1, r.state()[key].PTTL, "the key stays")
@@ -444,7 +450,7 @@ func (r *redissonRig) commands() map[string]func(ctx context.Context) error {
 		"Renew": func(ctx context.Context) error {
 			return r.store.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]
 		},
-		"Release": func(ctx context.Context) error { return r.store.Release(ctx, l, 0) },
+		"Release": func(ctx context.Context) error { return r.store.Release(ctx, l) },
 		"Forget":  func(ctx context.Context) error { return r.store.Forget(ctx, []store.Ask{l.Ask})[0] },
 		"Break":   func(ctx context.Context) error { return r.store.Break(ctx, store.Ask{Name: l.Name, ID: l.ID}) },
 	}

@@ -53,7 +53,7 @@ func (r *rig) borrow(a store.Ask, t store.Ticket) store.Lease {
 
 func (r *rig) leave(l store.Lease) {
 	r.Helper()
-	require.NoError(r, r.store.Release(r.Context(), l, 0))
+	require.NoError(r, r.store.Release(r.Context(), l))
 }
 
 func (r *rig) ttl(key string) time.Duration {
@@ -73,9 +73,9 @@ func (r *rig) ticketCommands(lender string, loan store.Lease) map[string]func(ct
 			_, _, err := s.Accept(ctx, r.ask(newID("b"), minute), l.ID, r.ticket(), true)
 			return err
 		},
-		"Release":          func(ctx context.Context) error { return s.Release(ctx, l, 0) },
+		"Release":          func(ctx context.Context) error { return s.Release(ctx, l) },
 		"Forget":           func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{l.Ask})[0] },
-		"return":           func(ctx context.Context) error { return s.Release(ctx, loan, 0) },
+		"return":           func(ctx context.Context) error { return s.Release(ctx, loan) },
 		"Forget of a loan": func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{loan.Ask})[0] },
 	}
 }

@@ -139,7 +139,7 @@ func TestDeadWaiters(t *testing.T) {
 	})
 	t.Run("the stores call again", func(t *testing.T) {
 		for what, free := range map[string]func(r *rig, id string) error{
-			"Release": func(r *rig, id string) error { return r.store.Release(t.Context(), r.held(id, minute), 0) },
+			"Release": func(r *rig, id string) error { return r.store.Release(t.Context(), r.held(id, minute)) },
 			"Break": func(r *rig, id string) error {
 				return r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(id)})
 			},
@@ -152,7 +152,7 @@ func TestDeadWaiters(t *testing.T) {
 				require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
 				l, err := r.store.Try(t.Context(), r.ask(newID("b"), minute))
 				require.NoError(t, err)
-				return r.store.Release(t.Context(), l, 0)
+				return r.store.Release(t.Context(), l)
 			},
 		} {
 			t.Run(what, func(t *testing.T) {

@@ -28,7 +28,7 @@ func (r *rig) commands(id string) map[string]func(ctx context.Context) error {
 		"Renew": func(ctx context.Context) error {
 			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 2}})[0]
 		},
-		"Release": func(ctx context.Context) error { return s.Release(ctx, l, 0) },
+		"Release": func(ctx context.Context) error { return s.Release(ctx, l) },
 		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{l.Ask})[0] },
 		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
 		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, store.Ask{Name: r.base}); return err },
@@ -264,7 +264,7 @@ func TestWithoutPublishNoCommandIsHalfDone(t *testing.T) {
 	r.free()
 	lender := r.enter("a")
 	loan := r.borrow(r.loan("b", lender), r.ticket())
-	require.NoError(t, r.store.Release(t.Context(), r.lent(lender), 0), "recalled")
+	require.NoError(t, r.store.Release(t.Context(), r.lent(lender)), "recalled")
 	_, err := r.store.Follow(t.Context(), loan)
 	require.ErrorIs(t, err, store.ErrRecalled)
 	r.leave(loan)

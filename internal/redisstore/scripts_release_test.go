@@ -203,12 +203,12 @@ func TestAMigratingSlot(t *testing.T) {
 	owner := func() string { return r.rdb.HKeys(t.Context(), r.base).Val()[0] }
 	move := cluster.BeginMove(r.base, cluster.MasterFor(other(cluster, r.base)))
 	for id := first; id != last; id = owner() { // to the last in the queue, whose key is gone then
-		require.NoError(t, r.store.Release(t.Context(), r.held(id, minute), 0))
+		require.NoError(t, r.store.Release(t.Context(), r.held(id, minute)))
 		require.Equal(t, owner(), message(t, ps))
 	}
 	move.MoveKeys(r.base)
 	move.Finish()
-	require.NoError(t, r.store.Release(t.Context(), r.held(last, minute), 0))
+	require.NoError(t, r.store.Release(t.Context(), r.held(last, minute)))
 	require.Empty(t, r.look().Owner)
 }
 

@@ -26,9 +26,9 @@ type redisStore struct {
 	scripts *Scripts
 	users   userScripts
 	prefix  string
-	delay   time.Duration                                 // of Options.Delay
-	field   func(store.ID) string                         // names a hold in the hash of its lock
-	release func(context.Context, store.Lease, int) error // Release of the layout
+	delay   time.Duration                            // of Options.Delay
+	field   func(store.ID) string                    // names a hold in the hash of its lock
+	release func(context.Context, store.Lease) error // Release of the layout
 
 	group    group.Group     // goroutines of subs and Watch
 	life     context.Context // ends with Close
@@ -244,7 +244,7 @@ func (s *redisStore) keepOrUndo(ctx context.Context, l store.Lease, acked int) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
-	if l.Unsure || s.release(ctx, l, 0) != nil {
+	if l.Unsure || s.release(ctx, l) != nil {
 		err = store.Unsure(err)
 	}
 	return store.Lease{}, err

@@ -361,7 +361,7 @@ func TestALostReplyOf(t *testing.T) {
 		r, faults := faulty(t)
 		id := r.enter("a")
 		faults.Once(redistest.Named("EVALSHA"), lose)
-		err := r.store.Release(t.Context(), r.held(id, minute), 0)
+		err := r.store.Release(t.Context(), r.held(id, minute))
 		require.ErrorIs(t, err, store.ErrGone)
 		require.ErrorIs(t, err, store.ErrUnsure, "the first attempt may have freed it")
 		r.free()
@@ -682,7 +682,7 @@ func TestRedissonWait(t *testing.T) {
 		require.Equal(t, store.WakeReleased, l.Woken)
 		require.EqualValues(t, 1, l.Token)
 		require.False(t, l.Unsure)
-		require.NoError(t, r.release("u:1", 0))
+		require.NoError(t, r.release("u:1"))
 	})
 	t.Run("is woken when Go unlocks, in turn", func(t *testing.T) {
 		r := newRedissonRig(t, redistest.Shared(t).Client(), false)
@@ -690,7 +690,7 @@ func TestRedissonWait(t *testing.T) {
 		for i := range 5 {
 			got, waits := start(r, fmt.Sprint("u:", i+1))
 			<-waits
-			require.NoError(t, r.release(fmt.Sprint("u:", i), 0))
+			require.NoError(t, r.release(fmt.Sprint("u:", i)))
 			require.Equal(t, store.WakeReleased, (<-got).Woken)
 		}
 	})
@@ -719,7 +719,7 @@ func TestRedissonWait(t *testing.T) {
 			master := cluster.MasterFor(redissonName).Client()
 			require.NoError(t, master.Do(t.Context(), publish, redissonChannel+"{"+redissonName+"}", "0").Err())
 			require.Equal(t, store.WakeReleased, (<-got).Woken, publish)
-			require.NoError(t, r.release(field, 0))
+			require.NoError(t, r.release(field))
 		}
 	})
 }

@@ -25,12 +25,13 @@ func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
 		return l
 	}
 	for end, f := range map[string]func(){
-		"its release": func() { require.NoError(t, r.store.Release(t.Context(), take(), 0)) },
+		"its release": func() { require.NoError(t, r.store.Release(t.Context(), take())) },
 		"the last of two": func() {
 			l := take()
-			require.NoError(t, r.store.Release(t.Context(), l, 1))
+			_, err := r.store.Enter(t.Context(), l, 1)
+			require.NoError(t, err)
 			require.True(t, r.store.waited.has(l.ID), "an inner exit")
-			require.NoError(t, r.store.Release(t.Context(), l, 0))
+			require.NoError(t, r.store.Release(t.Context(), l))
 		},
 		"a release of several": func() {
 			other := r.ask(newID("b"), minute)
@@ -56,7 +57,7 @@ func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
 		},
 		"a wait that is refused": func() {
 			l := take() // the client listens, so the next wait asks for a place at once
-			require.NoError(t, r.store.Release(t.Context(), l, 0))
+			require.NoError(t, r.store.Release(t.Context(), l))
 			rdb := r.server.Client()
 			require.NoError(t, rdb.Set(t.Context(), r.base, "text", 0).Err())
 			_, err := r.store.Wait(t.Context(), r.ask(newID("b"), minute), func(store.Progress) {})
@@ -117,5 +118,5 @@ func TestTheLeaseOfAHoldThatHasWaitedIsKnown(t *testing.T) {
 		_, err := r.store.Enter(t.Context(), l, 2)
 		require.NoError(t, err)
 	})
-	require.NoError(t, r.store.Release(t.Context(), l, 0))
+	require.NoError(t, r.store.Release(t.Context(), l))
 }

@@ -64,9 +64,9 @@ func (b believer) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 type sweeper struct{ store.Store }
 
-func (b sweeper) Release(ctx context.Context, l store.Lease, count int) error {
-	err := b.Store.Release(ctx, l, count)
-	if count > 0 || err != nil || rand.IntN(10) > 0 {
+func (b sweeper) Release(ctx context.Context, l store.Lease) error {
+	err := b.Store.Release(ctx, l)
+	if err != nil || rand.IntN(10) > 0 {
 		return err
 	}
 	state, lookErr := b.Look(ctx, l.Ask)

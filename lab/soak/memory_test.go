@@ -154,9 +154,9 @@ func (k *link) Enter(ctx context.Context, l store.Lease, count int) (store.Lease
 	return a.value, a.error()
 }
 
-func (k *link) Release(ctx context.Context, l store.Lease, count int) error {
+func (k *link) Release(ctx context.Context, l store.Lease) error {
 	return send(ctx, k, 0, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, k.Store.Release(ctx, l, count)
+		return struct{}{}, k.Store.Release(ctx, l)
 	}).error()
 }
 

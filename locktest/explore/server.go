@@ -240,8 +240,8 @@ func (l *link) Enter(ctx context.Context, lease store.Lease, count int) (store.L
 }
 
 // Release implements [store.Store].
-func (l *link) Release(ctx context.Context, lease store.Lease, count int) error {
-	_, err := through(l, "Release", lease.Name, func() (any, error) { return nil, l.Store.Release(ctx, lease, count) })
+func (l *link) Release(ctx context.Context, lease store.Lease) error {
+	_, err := through(l, "Release", lease.Name, func() (any, error) { return nil, l.Store.Release(ctx, lease) })
 	return err
 }
 

@@ -38,10 +38,10 @@ func TestAWaitOutlastsErrorsThatPass(t *testing.T) {
 			w.refuse("/Txn", refusal)
 			l, err := s.Wait(t.Context(), ask("passes", minute), nothing)
 			require.NoError(t, err)
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			w.refuse("/Txn", refusal)
 			if l, err = s.Try(t.Context(), ask("passes", minute)); err == nil { // the etcd client has sent the command again
-				require.NoError(t, s.Release(t.Context(), l, 0))
+				require.NoError(t, s.Release(t.Context(), l))
 				return
 			}
 			require.ErrorIs(t, err, store.ErrUnavailable)
@@ -106,7 +106,7 @@ func TestAWrongPasswordEndsCallsAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	_, waited := s.Wait(t.Context(), ask("password", minute), nothing)
 	_, tried := s.Try(t.Context(), ask("password", minute))
-	for _, err := range []error{waited, tried, s.Release(t.Context(), l, 0)} {
+	for _, err := range []error{waited, tried, s.Release(t.Context(), l)} {
 		require.ErrorContains(t, err, "authentication failed")
 		require.NotErrorIs(t, err, store.ErrUnavailable)
 	}

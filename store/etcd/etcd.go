@@ -195,11 +195,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 }
 
 // Release implements [store.Store].
-func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
-	if count > 0 {
-		_, err := s.Enter(ctx, l, count)
-		return err
-	}
+func (s *Store) Release(ctx context.Context, l store.Lease) error {
 	unsure := l.Unsure // a command with this etcd lease may be in flight
 	err := attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func() error {
 		_, err := s.remove(ctx, l.Ask)

@@ -253,7 +253,7 @@ func TestALostReplyLeavesOneHold(t *testing.T) {
 		state, err := s.Look(t.Context(), a)
 		require.NoError(t, err)
 		require.Equal(t, 2, state.Count)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		require.Empty(t, keys(t, c, a.Name))
 	}
 	a := ask("lost-reply", minute)
@@ -264,7 +264,7 @@ func TestALostReplyLeavesOneHold(t *testing.T) {
 	l, err := s.Try(t.Context(), a)
 	require.NoError(t, err, "a repeat finds the hold")
 	require.Len(t, keys(t, c, a.Name), 1)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // TestAReleaseThatIsSentAgainSparesTheNextHold loses the reply of a release. Meanwhile a hold of the
@@ -278,16 +278,16 @@ func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
 	require.NoError(t, err)
 	next := wait(t, other, ask("sent-again", minute))
 	w.loseReply("/Txn")
-	err = s.Release(t.Context(), l, 0)
+	err = s.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)
 	second := within(t, 30*time.Second, next)
-	require.ErrorIs(t, s.Release(t.Context(), l, 0), store.ErrGone)
+	require.ErrorIs(t, s.Release(t.Context(), l), store.ErrGone)
 	require.NoError(t, s.Forget(t.Context(), []store.Ask{first})[0])
 	state, err := s.Look(t.Context(), first)
 	require.NoError(t, err)
 	require.Equal(t, second.ID, state.Owner)
-	require.NoError(t, other.Release(t.Context(), second, 0))
+	require.NoError(t, other.Release(t.Context(), second))
 }
 
 func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
@@ -312,7 +312,7 @@ func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
 	go func() { locked <- m.Lock(t.Context()) }()
 	require.Eventually(t, func() bool { return len(keys(t, c, "shared")) == 2 }, 30*time.Second, time.Millisecond)
 	second := wait(t, s, ask("shared", minute)) // behind the mutex
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	require.NoError(t, <-locked)
 	state, err := s.Look(t.Context(), ask("shared", minute))
 	require.NoError(t, err)
@@ -320,7 +320,7 @@ func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
 	require.Equal(t, 1, state.Waiters)
 
 	require.NoError(t, s.Break(t.Context(), store.Ask{Name: "shared", ID: busy.Owner, Limit: 1}))
-	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, second), 0))
+	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, second)))
 	_, err = c.TimeToLive(t.Context(), session.Lease())
 	require.NoError(t, err, "the session of the other program goes on")
 }
@@ -332,7 +332,7 @@ func TestACompactedWatchReadsAgain(t *testing.T) {
 	require.NoError(t, err)
 	begun := time.Now()
 	release := sync.OnceFunc(func() { // between the read of the waiter and its watch
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		resp, err := c.Put(t.Context(), "another", "key")
 		require.NoError(t, err)
 		_, err = c.Compact(t.Context(), resp.Header.Revision)
@@ -341,7 +341,7 @@ func TestACompactedWatchReadsAgain(t *testing.T) {
 	next, err := s.Wait(t.Context(), ask("compacted", minute), func(store.Progress) { release() })
 	require.NoError(t, err)
 	require.Less(t, time.Since(begun), bound.Of(15*time.Second))
-	require.NoError(t, s.Release(t.Context(), next, 0))
+	require.NoError(t, s.Release(t.Context(), next))
 }
 
 func TestASilentWatchHoldsUpAWaiterForAThirdOfItsLease(t *testing.T) {
@@ -351,10 +351,10 @@ func TestASilentWatchHoldsUpAWaiterForAThirdOfItsLease(t *testing.T) {
 	l, err := other.Try(t.Context(), ask("silent", minute))
 	require.NoError(t, err)
 	next := wait(t, s, ask("silent", 12*time.Second))
-	require.NoError(t, other.Release(t.Context(), l, 0))
+	require.NoError(t, other.Release(t.Context(), l))
 	got := within(t, 10*time.Second, next)
 	require.Equal(t, store.WakeRecheck, got.Woken)
-	require.NoError(t, s.Release(t.Context(), got, 0))
+	require.NoError(t, s.Release(t.Context(), got))
 }
 
 // TestAHandOverCostsTheSameWithManyWaiting counts the commands of hand-overs.
@@ -371,13 +371,13 @@ func TestAHandOverCostsTheSameWithManyWaiting(t *testing.T) {
 		}
 		begun := w.commands.Load()
 		for _, next := range line[:4] {
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			l = within(t, 30*time.Second, next)
 		}
 		spent := w.commands.Load() - begun
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		for _, next := range line[4:] {
-			require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, next), 0))
+			require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, next)))
 		}
 		require.NoError(t, s.Close())
 		return spent
@@ -443,9 +443,9 @@ func TestANamespaceSharesItsLocks(t *testing.T) {
 	require.NoError(t, err)
 	next := wait(t, outside, ask("named", minute))
 	last := wait(t, inside, ask("named", minute))
-	require.NoError(t, inside.Release(t.Context(), l, 0))
-	require.NoError(t, outside.Release(t.Context(), within(t, 30*time.Second, next), 0))
-	require.NoError(t, inside.Release(t.Context(), within(t, 30*time.Second, last), 0))
+	require.NoError(t, inside.Release(t.Context(), l))
+	require.NoError(t, outside.Release(t.Context(), within(t, 30*time.Second, next)))
+	require.NoError(t, inside.Release(t.Context(), within(t, 30*time.Second, last)))
 }
 
 func TestHoldsAndWaitersOutlastARestartOfEtcd(t *testing.T) {
@@ -460,9 +460,9 @@ func TestHoldsAndWaitersOutlastARestartOfEtcd(t *testing.T) {
 	require.ErrorIs(t, errs[0], store.ErrUnavailable)
 	m.Restart()
 	require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
-	require.NoError(t, s.Release(t.Context(), l, 0))
-	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, next), 0))
-	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, last), 0))
+	require.NoError(t, s.Release(t.Context(), l))
+	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, next)))
+	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, last)))
 }
 
 // leader returns the leader of a cluster, and the others.
@@ -503,7 +503,7 @@ func TestSectionsAndWaitersOutlastTheLeader(t *testing.T) {
 			require.NoError(t, lock.Unlock(inner))
 			require.NoError(t, lock.Unlock(section))
 			l := within(t, 15*time.Second, next)
-			require.NoError(t, newStore(t, connect(t, others[0])).Release(t.Context(), l, 0))
+			require.NoError(t, newStore(t, connect(t, others[0])).Release(t.Context(), l))
 		})
 	}
 }
@@ -545,5 +545,5 @@ func TestKilledProcessesMakeWayInASectionAndInTheQueue(t *testing.T) {
 	waiter.Kill()
 	holder.Kill()
 	l := within(t, 30*time.Second, next)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }

@@ -44,13 +44,13 @@ func TestAForgetBesideAReleaseSparesTheNextHold(t *testing.T) {
 	forgotten := make(chan error, 1)
 	go func() { forgotten <- s.Forget(t.Context(), []store.Ask{first})[0] }()
 	begins(t, late)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	next, err := s.Try(t.Context(), ask("beside", minute))
 	require.NoError(t, err)
 	close(late.goOn)
 	require.NoError(t, <-forgotten)
 	requireOwner(t, s, next.Ask)
-	require.NoError(t, s.Release(t.Context(), next, 0))
+	require.NoError(t, s.Release(t.Context(), next))
 	require.NoError(t, s.Close())
 }
 
@@ -85,7 +85,7 @@ func TestATryThatIsRepeatedIsUnsure(t *testing.T) {
 	l, err := s.Try(t.Context(), a)
 	require.NoError(t, err)
 	require.True(t, l.Unsure)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	close(late.goOn)
 	<-late.done
 	requireOwner(t, s, a)
@@ -111,7 +111,7 @@ func TestARenewalBesideALongerLeaseIsNoLoss(t *testing.T) {
 	close(late.goOn)
 	require.NotErrorIs(t, <-renewed, store.ErrGone)
 	require.NoError(t, s.Renew(t.Context(), renewal)[0])
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // A member that is no leader any more refuses a command that another member serves.
@@ -121,7 +121,7 @@ func TestAWaitOutlastsAMemberThatIsNotTheLeader(t *testing.T) {
 	w.refuse("/Txn", rpctypes.ErrGRPCNotLeader)
 	l, err := s.Wait(t.Context(), ask("not-leader", minute), nothing)
 	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // A Release frees a hold, and its etcd lease serves the next hold. An Enter has given the old hold a
@@ -140,13 +140,13 @@ func TestALongerLeaseBesideAReleaseSparesTheNextHold(t *testing.T) {
 	answer := w.holdReply("/Txn")
 	close(grant.goOn)
 	begins(t, answer)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	next, err := s.Try(t.Context(), ask("longer-released", 5*time.Second))
 	require.NoError(t, err)
 	close(answer.goOn)
 	require.NoError(t, <-entered)
 	requireOwner(t, s, next.Ask)
-	require.NoError(t, s.Release(t.Context(), next, 0))
+	require.NoError(t, s.Release(t.Context(), next))
 }
 
 // A thousand locks with names of their own, some at once, leave a few etcd leases, and no key.

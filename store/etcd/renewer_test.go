@@ -36,7 +36,7 @@ func TestALateRenewalSparesTheNextHoldOfItsLease(t *testing.T) {
 	answer := w.holdAnswer(keepAlive)
 	go func() { renewed <- s.Renew(t.Context(), renewal(first))[0] }()
 	begins(t, answer)
-	require.NoError(t, s.Release(t.Context(), first, 0))
+	require.NoError(t, s.Release(t.Context(), first))
 	close(answer.goOn)
 	if err := <-renewed; err != nil {
 		t.Log("the renewal:", err) // the hold is gone
@@ -46,7 +46,7 @@ func TestALateRenewalSparesTheNextHoldOfItsLease(t *testing.T) {
 	require.NoError(t, s.Forget(t.Context(), []store.Ask{first.Ask})[0])
 	requireOwner(t, s, next.Ask)
 	require.NoError(t, s.Renew(t.Context(), renewal(next))[0], "the etcd lease is there")
-	require.NoError(t, s.Release(t.Context(), next, 0))
+	require.NoError(t, s.Release(t.Context(), next))
 	require.NoError(t, s.Close())
 }
 
@@ -64,7 +64,7 @@ func TestARenewalDoesNotWaitForItsRead(t *testing.T) {
 	close(answer.goOn)
 	close(read.goOn)
 	require.NoError(t, <-renewed)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // A call gives up the renewal of a spare before its answer. The next call finds that its spare has
@@ -79,8 +79,8 @@ func TestALateAnswerIsNoAnswerToTheNextRenewal(t *testing.T) {
 	require.NoError(t, err)
 	resp, err := c.Get(t.Context(), keys(t, c, "first")[0])
 	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), first, 0))
-	require.NoError(t, s.Release(t.Context(), second, 0)) // the spare that is taken first
+	require.NoError(t, s.Release(t.Context(), first))
+	require.NoError(t, s.Release(t.Context(), second)) // the spare that is taken first
 	_, err = c.Revoke(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease))
 	require.NoError(t, err)
 
@@ -89,7 +89,7 @@ func TestALateAnswerIsNoAnswerToTheNextRenewal(t *testing.T) {
 	tried := make(chan error, 1)
 	try := func(ctx context.Context) {
 		l, err := s.Try(ctx, ask("late-answer", minute))
-		tried <- errors.Join(err, s.Release(t.Context(), l, 0))
+		tried <- errors.Join(err, s.Release(t.Context(), l))
 	}
 	go try(ctx)
 	begins(t, answer)
@@ -123,7 +123,7 @@ func TestASilentStreamCostsNoLease(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 2, w.streams.Load())
 	t.Log("renewed after", time.Since(begun))
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	require.NoError(t, s.Close())
 }
 
@@ -137,12 +137,12 @@ func TestOtherRenewalsDoNotHoldUpThoseOfHolds(t *testing.T) {
 	for range 5 { // a busy machine may hold up one renewal
 		spare, err := s.Try(t.Context(), ask("other", minute))
 		require.NoError(t, err)
-		require.NoError(t, s.Release(t.Context(), spare, 0))
+		require.NoError(t, s.Release(t.Context(), spare))
 		answer := w.holdAnswer(keepAlive)
 		tried := make(chan error, 1)
 		go func() {
 			l, err := s.Try(t.Context(), ask("other", minute))
-			tried <- errors.Join(err, s.Release(t.Context(), l, 0))
+			tried <- errors.Join(err, s.Release(t.Context(), l))
 		}()
 		begins(t, answer)
 		begun := time.Now()
@@ -152,7 +152,7 @@ func TestOtherRenewalsDoNotHoldUpThoseOfHolds(t *testing.T) {
 		require.NoError(t, <-tried)
 	}
 	require.Less(t, fastest, 500*time.Millisecond)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	require.NoError(t, s.Close())
 }
 
@@ -176,7 +176,7 @@ func TestASlowLoginIsWaitedFor(t *testing.T) {
 	}
 	require.NoError(t, err)
 	require.Equal(t, logins+1, w.logins.Load())
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	require.NoError(t, s.Close())
 }
 
@@ -191,8 +191,8 @@ func TestNothingOfAStoreIsLeftAfterClose(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, s.Renew(t.Context(), renewal(l))[0])
 			next := wait(t, s, ask("closed", minute))
-			require.NoError(t, s.Release(t.Context(), l, 0))
-			require.NoError(t, s.Release(t.Context(), within(t, 10*time.Second, next), 0))
+			require.NoError(t, s.Release(t.Context(), l))
+			require.NoError(t, s.Release(t.Context(), within(t, 10*time.Second, next)))
 			if what == "a call before Close" {
 				require.NoError(t, s.Close())
 			}
@@ -244,7 +244,7 @@ func TestAnInterceptorThatPanicsEndsItsStreamOnly(t *testing.T) {
 				defer cancel()
 				return s.Renew(ctx, renewal(l))[0] == nil && panicked.Load()
 			}, "the next stream renews")
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, s.Close())
 		})
 	}

@@ -70,7 +70,7 @@ func TestAUserIsNotAuthenticatedAnew(t *testing.T) {
 			require.NoError(t, lock.Unlock(section))
 			l := within(t, 10*time.Second, next)
 			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 		}
 	}
 	calls()
@@ -97,8 +97,8 @@ func TestHoldsAndWaitersOutlastTheirAuthToken(t *testing.T) {
 	require.Eventually(t, func() bool { // Renew makes one attempt
 		return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0] == nil
 	}, 30*time.Second, time.Millisecond)
-	require.NoError(t, s.Release(ctx, l, 0))
-	require.NoError(t, s.Release(ctx, within(t, 30*time.Second, next), 0))
+	require.NoError(t, s.Release(ctx, l))
+	require.NoError(t, s.Release(ctx, within(t, 30*time.Second, next)))
 	require.NoError(t, s.Close())
 }
 

@@ -107,7 +107,7 @@ func TestALostReplyLeavesOneHold(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, state.Count)
 	require.Equal(t, l.Token, state.Token)
-	require.NoError(t, st.Release(t.Context(), l, 0))
+	require.NoError(t, st.Release(t.Context(), l))
 
 	a = ask("lost-reply", minute)
 	w.loseReply(http.MethodPost)
@@ -130,14 +130,14 @@ func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
 	l := take(t, st, ask("sent-again", minute))
 	next := wait(t, other, ask("sent-again", minute))
 	w.loseReply(http.MethodDelete)
-	err := st.Release(t.Context(), l, 0)
+	err := st.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)
 	second := within(t, 30*time.Second, next)
-	require.ErrorIs(t, st.Release(t.Context(), l, 0), store.ErrGone)
+	require.ErrorIs(t, st.Release(t.Context(), l), store.ErrGone)
 	forget(t, st, l.Ask)
 	requireOwner(t, st, "sent-again", second.ID)
-	require.NoError(t, other.Release(t.Context(), second, 0))
+	require.NoError(t, other.Release(t.Context(), second))
 }
 
 func TestACreateThatComesLateIsForgottenAgain(t *testing.T) {
@@ -160,7 +160,7 @@ func TestACreateThatComesLateIsForgottenAgain(t *testing.T) {
 	next := take(t, st, ask("late-create", minute))
 	require.Equal(t, http.StatusConflict, late.deliver())
 	requireOwner(t, st, a.Name, next.ID)
-	require.NoError(t, st.Release(t.Context(), next, 0))
+	require.NoError(t, st.Release(t.Context(), next))
 }
 
 // TestAnUpdateThatComesLateMakesNoLease delivers a renewal when the hold is released. Without the UID the update would make
@@ -172,7 +172,7 @@ func TestAnUpdateThatComesLateMakesNoLease(t *testing.T) {
 	l := take(t, st, ask("late-update", minute))
 	late := w.delay(http.MethodPut)
 	require.ErrorIs(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0], store.ErrUnsure)
-	require.NoError(t, st.Release(t.Context(), l, 0))
+	require.NoError(t, st.Release(t.Context(), l))
 	require.Equal(t, http.StatusConflict, late.deliver())
 	s.requireNone()
 
@@ -193,7 +193,7 @@ func TestADeleteThatComesLateSparesTheNextHold(t *testing.T) {
 	next := take(t, st, ask("late-delete", minute))
 	require.Equal(t, http.StatusConflict, late.deliver())
 	requireOwner(t, st, l.Name, next.ID)
-	require.NoError(t, st.Release(t.Context(), next, 0))
+	require.NoError(t, st.Release(t.Context(), next))
 }
 
 func TestOneOfTwoHoldsTakesOverAnExpiredLease(t *testing.T) {
@@ -217,7 +217,7 @@ func TestOneOfTwoHoldsTakesOverAnExpiredLease(t *testing.T) {
 	_, err = st.Try(t.Context(), a)
 	require.ErrorAs(t, err, &busy)
 	require.Equal(t, next.ID, busy.Owner)
-	require.NoError(t, other.Release(t.Context(), next, 0))
+	require.NoError(t, other.Release(t.Context(), next))
 }
 
 func TestAChangeByAnotherProgramIsNoLoss(t *testing.T) {
@@ -237,7 +237,7 @@ func TestAChangeByAnotherProgramIsNoLoss(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, state.Count)
 	touch()
-	require.NoError(t, st.Release(t.Context(), l, 0))
+	require.NoError(t, st.Release(t.Context(), l))
 }
 
 func TestALeaseOfAnotherProgramExcludes(t *testing.T) {
@@ -265,7 +265,7 @@ func TestALeaseOfAnotherProgramExcludes(t *testing.T) {
 	_, err = leases.Update(t.Context(), lease, meta.UpdateOptions{})
 	require.NoError(t, err)
 	require.ErrorIs(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0], store.ErrGone)
-	require.ErrorIs(t, st.Release(t.Context(), l, 0), store.ErrGone)
+	require.ErrorIs(t, st.Release(t.Context(), l), store.ErrGone)
 	requireOwner(t, st, "foreign", busy.Owner)
 	require.NoError(t, st.Break(t.Context(), store.Ask{Name: "foreign", ID: busy.Owner, Limit: 1}))
 }
@@ -295,7 +295,7 @@ func TestATokenStaysTheSameThroughRenewals(t *testing.T) {
 	}
 	again := take(t, s.store(), l.Ask)
 	require.Equal(t, l.Token, again.Token)
-	require.NoError(t, st.Release(t.Context(), l, 0))
+	require.NoError(t, st.Release(t.Context(), l))
 }
 
 func TestAPairIsTwoCommandsAndARenewalIsOne(t *testing.T) {
@@ -306,7 +306,7 @@ func TestAPairIsTwoCommandsAndARenewalIsOne(t *testing.T) {
 	require.EqualValues(t, 1, w.requests.Load())
 	require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 	require.EqualValues(t, 2, w.requests.Load())
-	require.NoError(t, st.Release(t.Context(), l, 0))
+	require.NoError(t, st.Release(t.Context(), l))
 	require.EqualValues(t, 3, w.requests.Load())
 }
 
@@ -322,11 +322,11 @@ func TestAWaiterWatchesAndSendsNothingWhileItWaits(t *testing.T) {
 		require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: ttl, Count: 1}})[0])
 	}
 	require.EqualValues(t, 3, w.requests.Load(), "create, get, watch")
-	require.NoError(t, st.Release(t.Context(), l, 0))
+	require.NoError(t, st.Release(t.Context(), l))
 	second := within(t, 30*time.Second, next)
 	require.Equal(t, store.WakeReleased, second.Woken)
 	require.EqualValues(t, 4, w.requests.Load(), "create")
-	require.NoError(t, st.Release(t.Context(), second, 0))
+	require.NoError(t, st.Release(t.Context(), second))
 }
 
 func TestASilentWatchEndsWithTheLease(t *testing.T) {
@@ -337,11 +337,11 @@ func TestASilentWatchEndsWithTheLease(t *testing.T) {
 	l := take(t, st, ask("silent", 2*time.Second))
 	next := wait(t, s.store(&w), ask("silent", minute))
 	begun := time.Now()
-	require.NoError(t, st.Release(t.Context(), l, 0))
+	require.NoError(t, st.Release(t.Context(), l))
 	second := within(t, 30*time.Second, next)
 	require.Equal(t, store.WakeRecheck, second.Woken)
 	require.Greater(t, time.Since(begun), time.Second)
-	require.NoError(t, st.Release(t.Context(), second, 0))
+	require.NoError(t, st.Release(t.Context(), second))
 }
 
 func TestARefusalEndsAWaitAndAnErrorOfTheServerDoesNot(t *testing.T) {
@@ -357,7 +357,7 @@ func TestARefusalEndsAWaitAndAnErrorOfTheServerDoesNot(t *testing.T) {
 		l, err := st.Wait(t.Context(), ask("refused", minute), nothing)
 		require.NoError(t, err)
 		require.True(t, l.Unsure)
-		require.NoError(t, st.Release(t.Context(), l, 0))
+		require.NoError(t, st.Release(t.Context(), l))
 	}
 }
 
@@ -395,10 +395,10 @@ func TestAnErrorThatMayPassEndsNoWait(t *testing.T) {
 			require.ErrorIs(t, err, store.ErrUnavailable)
 			require.ErrorContains(t, err, says, "the last word of the API server")
 			w.refuse.Store(nil)
-			require.NoError(t, st.Release(t.Context(), hold, 0))
+			require.NoError(t, st.Release(t.Context(), hold))
 			next := wait(t, st, ask(name, minute))
-			require.NoError(t, other.Release(t.Context(), busy, 0))
-			require.NoError(t, st.Release(t.Context(), within(t, minute, next), 0))
+			require.NoError(t, other.Release(t.Context(), busy))
+			require.NoError(t, st.Release(t.Context(), within(t, minute, next)))
 		})
 	}
 }
@@ -480,7 +480,7 @@ func TestACrowdOfTriesCostsNoHold(t *testing.T) {
 	crowd.Wait()
 	require.NoError(t, lock.Unlock(section), "the hold is not lost")
 	require.NoError(t, client.Close())
-	require.NoError(t, other.Release(t.Context(), busy, 0))
+	require.NoError(t, other.Release(t.Context(), busy))
 }
 
 func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {
@@ -494,7 +494,7 @@ func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {
 	require.Empty(t, <-doubts, "the watch begins")
 	l := within(t, 30*time.Second, wait(t, other, ask("told", minute)))
 	require.Equal(t, dead.ID, <-doubts)
-	require.NoError(t, other.Release(t.Context(), l, 0))
+	require.NoError(t, other.Release(t.Context(), l))
 
 	a := ask("told", minute)
 	a.ID = dead.ID + "1" // of the same client
@@ -506,7 +506,7 @@ func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {
 	_, err = leases.Update(t.Context(), lease, meta.UpdateOptions{})
 	require.NoError(t, err)
 	require.Empty(t, <-doubts, "another program has the Lease")
-	require.ErrorIs(t, st.Release(t.Context(), l, 0), store.ErrGone)
+	require.ErrorIs(t, st.Release(t.Context(), l), store.ErrGone)
 	s.lose(a.Name)
 }
 
@@ -519,10 +519,10 @@ func TestHoldsAndWaitersOutlastARestart(t *testing.T) {
 	s.run()
 	require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 	requireOwner(t, other, l.Name, l.ID)
-	require.NoError(t, st.Release(t.Context(), l, 0))
+	require.NoError(t, st.Release(t.Context(), l))
 	second := within(t, 30*time.Second, next)
 	require.Greater(t, second.Token, l.Token)
-	require.NoError(t, other.Release(t.Context(), second, 0))
+	require.NoError(t, other.Release(t.Context(), second))
 }
 
 // TestAHoldThatHasExpiredLeavesNoLease renews too late.

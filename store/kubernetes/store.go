@@ -194,12 +194,8 @@ func (s *Store) change(ctx context.Context, a store.Ask, command func(*view) err
 	return tooBusy()
 }
 
-// Release implements [store.Store]. A release with a count of 0 deletes the Lease.
-func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
-	if count > 0 {
-		_, err := s.Enter(ctx, l, count)
-		return err
-	}
+// Release implements [store.Store]. A release deletes the Lease.
+func (s *Store) Release(ctx context.Context, l store.Lease) error {
 	return attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func() error { return s.Break(ctx, l.Ask) })
 }
 

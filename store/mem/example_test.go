@@ -21,7 +21,7 @@ func Example() {
 	_, err = s.Try(ctx, second)
 	fmt.Println(err)
 
-	fmt.Println(s.Release(ctx, lease, 0))
+	fmt.Println(s.Release(ctx, lease))
 	lease, err = s.Try(ctx, second)
 	fmt.Println(lease.ID, err)
 	// Output:
@@ -37,7 +37,7 @@ func ExampleStore_Lose() {
 	fmt.Println(err)
 
 	s.Lose("orders")
-	err = s.Release(ctx, lease, 0)
+	err = s.Release(ctx, lease)
 	fmt.Println(errors.Is(err, store.ErrGone))
 	// Output:
 	// <nil>

@@ -37,7 +37,7 @@ func TestFreeLockIsNotKept(t *testing.T) {
 	l, err := s.Try(t.Context(), a)
 	require.NoError(t, err)
 	require.Len(t, s.locks, 1)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	require.Empty(t, s.locks)
 	_, err = s.Look(t.Context(), a)
 	require.NoError(t, err)

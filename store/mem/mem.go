@@ -127,7 +127,7 @@ func (s *Store) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Le
 
 // ReleaseAll implements [store.Several].
 func (s *Store) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
-	return each(leases, func(l store.Lease) error { return s.Release(ctx, l, 0) })
+	return each(leases, func(l store.Lease) error { return s.Release(ctx, l) })
 }
 
 // Wait implements [store.Store]. Wait calls progress once for each place that the hold takes in the
@@ -181,11 +181,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 }
 
 // Release implements [store.Store].
-func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
-	if count > 0 {
-		_, err := s.Enter(ctx, l, count)
-		return err
-	}
+func (s *Store) Release(ctx context.Context, l store.Lease) error {
 	return s.patiently(ctx, l.Ask, "release", of(l.Owner(), func(k *lock, h *hold) { s.leave(k, h, l.Ask) }))
 }
 

@@ -73,7 +73,7 @@ func TestLoseKeepsTheQueue(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, store.State{Owner: "client:1:2", Count: 1, TTL: time.Second, Limit: 1}, state)
 		require.Equal(t, []store.ID{"client:1:1"}, doubts)
-		require.ErrorIs(t, s.Release(t.Context(), lost, 0), store.ErrGone)
+		require.ErrorIs(t, s.Release(t.Context(), lost), store.ErrGone)
 		require.NoError(t, <-waited)
 		require.Zero(t, time.Since(begun))
 	})

@@ -89,11 +89,11 @@ func (f *far) Enter(ctx context.Context, l store.Lease, count int) (store.Lease,
 	return f.Store.Enter(ctx, l, count)
 }
 
-func (f *far) Release(ctx context.Context, l store.Lease, count int) error {
+func (f *far) Release(ctx context.Context, l store.Lease) error {
 	if err := f.until(ctx); err != nil {
 		return err
 	}
-	return f.Store.Release(ctx, l, count)
+	return f.Store.Release(ctx, l)
 }
 
 func (f *far) Renew(ctx context.Context, renewals []store.Renewal) []error {
@@ -176,7 +176,6 @@ func (r *rig) cycle() int64 {
 	defer cancel()
 	l, err := r.store.Enter(ctx, l, 2)
 	require.NoError(r, err)
-	require.NoError(r, r.store.Release(ctx, l, 1))
 	require.NoError(r, r.store.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 	token, err := r.store.Token(ctx, l)
 	require.NoError(r, err)
@@ -192,8 +191,8 @@ func (r *rig) cycle() int64 {
 	}()
 	synctest.Wait()
 	require.Empty(r, next)
-	require.NoError(r, r.store.Release(ctx, l, 0))
-	require.NoError(r, r.store.Release(ctx, <-next, 0))
+	require.NoError(r, r.store.Release(ctx, l))
+	require.NoError(r, r.store.Release(ctx, <-next))
 	return token
 }
 
@@ -268,7 +267,7 @@ func TestAHoldOutlastsTheLossOfAMinority(t *testing.T) {
 				r.members[i].Lose("orders")
 			}
 			require.NoError(r, second(r.store.Enter(r.Context(), l, 2)))
-			require.NoError(r, r.store.Release(r.Context(), l, 0))
+			require.NoError(r, r.store.Release(r.Context(), l))
 		})
 	}
 }
@@ -286,7 +285,7 @@ func TestALostMajorityIsGone(t *testing.T) {
 				require.Empty(r, owner, "a hold that is over comes back, or stays")
 			}
 			require.ErrorIs(r, second(r.store.Enter(r.Context(), l, 2)), store.ErrGone)
-			require.ErrorIs(r, r.store.Release(r.Context(), l, 0), store.ErrGone)
+			require.ErrorIs(r, r.store.Release(r.Context(), l), store.ErrGone)
 		})
 	}
 }
@@ -337,9 +336,9 @@ func TestTokensGrowWhenTheFastestClockIsLost(t *testing.T) {
 // releasesLate is a member whose releases take most of the 5 ms that a release waits at least.
 type releasesLate struct{ *mem.Store }
 
-func (m releasesLate) Release(ctx context.Context, l store.Lease, count int) error {
+func (m releasesLate) Release(ctx context.Context, l store.Lease) error {
 	pass(4 * time.Millisecond)
-	return m.Store.Release(ctx, l, count)
+	return m.Store.Release(ctx, l)
 }
 
 // TestAReleaseWaitsForEachMemberThatAnswers has the next hold meet two members: one that was the
@@ -355,12 +354,12 @@ func TestAReleaseWaitsForEachMemberThatAnswers(t *testing.T) {
 			})
 			l, err := s.Try(r.Context(), ask(minute))
 			require.NoError(r, err)
-			require.NoError(r, s.Release(r.Context(), l, 0))
+			require.NoError(r, s.Release(r.Context(), l))
 			back := r.interrupt(two[0] + two[1] - late)
 			l, err = s.Try(r.Context(), ask(minute))
 			require.NoError(r, err)
 			back()
-			require.NoError(r, s.Release(r.Context(), l, 0))
+			require.NoError(r, s.Release(r.Context(), l))
 		}
 	})
 }
@@ -389,7 +388,7 @@ func TestTokenRefusesMembersWithoutAFloor(t *testing.T) {
 		require.NoError(t, err)
 		l.Token = 100
 		require.NoError(t, second(m.Token(t.Context(), l)))
-		require.NoError(t, m.Release(t.Context(), l, 0))
+		require.NoError(t, m.Release(t.Context(), l))
 	}
 	l := r.try(minute)
 	require.ErrorIs(t, second(r.store.Token(t.Context(), l)), errors.ErrUnsupported)
@@ -404,7 +403,7 @@ func TestALateMemberIsTakenBack(t *testing.T) {
 			l, err := s.Try(r.Context(), a)
 			require.NoError(r, err)
 			require.True(r, l.Unsure)
-			require.NoError(r, s.Release(r.Context(), l, 0))
+			require.NoError(r, s.Release(r.Context(), l))
 			synctest.Wait()
 			require.NoError(r, s.Close())
 			require.NoError(r, s.Forget(r.Context(), []store.Ask{a})[0]) // cleanup
@@ -440,7 +439,7 @@ func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
 		view[2].hold.Store(true)
 		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		pass(1100 * time.Millisecond) // the fill has begun
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		pass(time.Second)
 		require.Equal(t, []store.ID{"", "", ""}, r.owners())
 	})
@@ -471,9 +470,9 @@ func TestAFillThatGivesUpLeavesNoPlace(t *testing.T) {
 		}
 		restore()
 		pass(time.Second)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		pass(5 * time.Second)
-		require.NoError(t, r.members[2].Release(t.Context(), other, 0))
+		require.NoError(t, r.members[2].Release(t.Context(), other))
 		require.Equal(t, []store.ID{"", "", ""}, r.owners())
 	})
 }
@@ -702,7 +701,7 @@ func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
 			}
 			return entersBetween{m, func() {
 				pass(time.Millisecond) // the others have entered
-				require.NoError(r, s.Release(r.Context(), l, 0))
+				require.NoError(r, s.Release(r.Context(), l))
 			}}
 		})
 		var err error
@@ -735,7 +734,7 @@ func TestAHoldThatIsReleasedIsNotFilled(t *testing.T) {
 		release := func() {
 			if begun.CompareAndSwap(false, true) {
 				pass(time.Millisecond) // all have entered
-				require.NoError(r, s.Release(r.Context(), l, 0))
+				require.NoError(r, s.Release(r.Context(), l))
 			}
 			pass(10 * time.Millisecond)
 		}
@@ -766,7 +765,7 @@ func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
 				assert.NoError(t, err)
 				order <- l.ID
 				pass(time.Second)
-				assert.NoError(t, r.store.Release(t.Context(), l, 0))
+				assert.NoError(t, r.store.Release(t.Context(), l))
 			}()
 			synctest.Wait()
 		}
@@ -774,7 +773,7 @@ func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
 		pass(3 * longestBeat)
 		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		require.Empty(t, order)
-		require.NoError(t, r.store.Release(t.Context(), l, 0))
+		require.NoError(t, r.store.Release(t.Context(), l))
 		for range asks {
 			<-order
 		}
@@ -809,7 +808,7 @@ func TestAMinorityOfOthersIsNoHindrance(t *testing.T) {
 		state, err := r.store.Look(t.Context(), store.Ask{Name: "orders"})
 		require.NoError(t, err)
 		require.Equal(t, l.ID, state.Owner)
-		require.NoError(t, r.store.Release(t.Context(), l, 0))
+		require.NoError(t, r.store.Release(t.Context(), l))
 	})
 }
 
@@ -938,11 +937,11 @@ func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 				served = append(served, l.ID) // empty with an error
 				mu.Unlock()
 				pass(10 * time.Millisecond)
-				assert.NoError(t, errors.Join(err, s.Release(t.Context(), l, 0)))
+				assert.NoError(t, errors.Join(err, s.Release(t.Context(), l)))
 			})
 			synctest.Wait()
 		}
-		require.NoError(t, r.store.Release(t.Context(), l, 0))
+		require.NoError(t, r.store.Release(t.Context(), l))
 		wg.Wait()
 		require.Equal(t, arrived, served)
 	})
@@ -1016,7 +1015,7 @@ func TestTheDeadlineIsThatOfTheMajority(t *testing.T) {
 			l, err = s.Enter(t.Context(), l, 2)
 			require.NoError(t, err)
 			require.GreaterOrEqual(t, time.Since(l.Sent), time.Duration(n/2)*time.Second)
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 		})
 	}
 }
@@ -1031,7 +1030,7 @@ func TestASilentMemberIsWaitedForOnce(t *testing.T) {
 		for range 10 {
 			l, err := s.Try(t.Context(), ask(minute))
 			require.NoError(t, err)
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 		}
 		require.Less(t, time.Since(begun), 2*time.Second)
 	})
@@ -1063,7 +1062,7 @@ func TestALockBesideASilentMemberIsTakenAtOnce(t *testing.T) {
 			l, err := r.store.Wait(r.Context(), ask(minute), nothing)
 			require.NoError(r, err)
 			require.Zero(r, time.Since(begun))
-			require.NoError(r, r.store.Release(r.Context(), l, 0))
+			require.NoError(r, r.store.Release(r.Context(), l))
 		}
 	})
 }
@@ -1082,8 +1081,8 @@ func TestAWaiterGivesBackWhatItDoesNotUse(t *testing.T) {
 		}()
 		synctest.Wait()
 		require.Equal(t, []store.ID{first.ID, "", ""}, r.owners())
-		require.NoError(t, r.members[0].Release(t.Context(), first, 0))
-		require.NoError(t, r.store.Release(t.Context(), <-got, 0))
+		require.NoError(t, r.members[0].Release(t.Context(), first))
+		require.NoError(t, r.store.Release(t.Context(), <-got))
 	})
 }
 
@@ -1103,7 +1102,7 @@ func TestAMinorityIsGivenUp(t *testing.T) {
 		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		pass(2 * time.Second)
 		require.Equal(t, []store.ID{l.ID, l.ID, l.ID}, r.owners())
-		require.NoError(t, r.store.Release(t.Context(), l, 0))
+		require.NoError(t, r.store.Release(t.Context(), l))
 	})
 }
 

@@ -198,19 +198,16 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 	return entered, nil
 }
 
-// Release sends the count to all members. Release waits a little for each member that is not
+// Release frees the lock at all members. Release waits a little for each member that is not
 // silent: a member that still has the old hold refuses the next one, which then lacks a majority if
 // another member is away. A member that does not have the hold forgets the hold.
-func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
-	ended := func() {}
-	if count == 0 {
-		ended = q.over(l.ID)
-	}
+func (q *quorum) Release(ctx context.Context, l store.Lease) error {
+	ended := q.over(l.ID)
 	begun := time.Now()
 	r := ask(ctx, q, 0, func(r *round[struct{}]) bool { return q.decided(r.errs()) },
 		func(ctx context.Context, i int) (none struct{}, err error) {
-			err = q.members[i].Release(ctx, l, count)
-			if count == 0 && gone(err) { // a fill that gave up may have left a place in the queue
+			err = q.members[i].Release(ctx, l)
+			if gone(err) { // a fill that gave up may have left a place in the queue
 				_ = q.members[i].Forget(ctx, []store.Ask{l.Ask})
 			}
 			return none, err

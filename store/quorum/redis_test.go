@@ -216,7 +216,7 @@ func holdsThrough(t *testing.T, all []*node, minority []int, fail func(m *node) 
 	token, err := s.Token(t.Context(), held)
 	require.NoError(t, err)
 	require.Greater(t, token, last)
-	require.NoError(t, s.Release(t.Context(), held, 0))
+	require.NoError(t, s.Release(t.Context(), held))
 	select {
 	case held = <-got:
 	case <-time.After(15 * time.Second):
@@ -228,7 +228,7 @@ func holdsThrough(t *testing.T, all []*node, minority []int, fail func(m *node) 
 	last, err = other.Token(t.Context(), held)
 	require.NoError(t, err)
 	require.Greater(t, last, token)
-	require.NoError(t, other.Release(t.Context(), held, 0))
+	require.NoError(t, other.Release(t.Context(), held))
 	for _, restore := range restores {
 		restore()
 	}
@@ -284,7 +284,7 @@ func TestCloseLeavesNoGoroutine(t *testing.T) {
 	require.NoError(t, err)
 	servers[0].Pause()
 	defer servers[0].Resume()
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	begun := time.Now()
 	require.NoError(t, s.Close())
 	require.Less(t, time.Since(begun), bound.Of(8*time.Second)) // go-redis waits 5 s for a new connection

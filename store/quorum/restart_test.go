@@ -99,9 +99,9 @@ func (s *server) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 	return again(ctx, s, func(ctx context.Context, m *mem.Store) (store.Lease, error) { return m.Enter(ctx, l, count) })
 }
 
-func (s *server) Release(ctx context.Context, l store.Lease, count int) error {
+func (s *server) Release(ctx context.Context, l store.Lease) error {
 	_, err := again(ctx, s, func(ctx context.Context, m *mem.Store) (none struct{}, err error) {
-		return none, m.Release(ctx, l, count)
+		return none, m.Release(ctx, l)
 	})
 	return err
 }

@@ -103,12 +103,12 @@ func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 			require.NoError(d, tx.Rollback())
 		}()
 		for _, l := range holds {
-			group.Go(func() { _ = s.Release(ctx, l, 0) })
+			group.Go(func() { _ = s.Release(ctx, l) })
 		}
 		group.Go(func() { s.Forget(ctx, append(unwanted, third.Ask)) })
 		<-time.After(200 * time.Millisecond)
 		begun := time.Now()
-		require.NoError(d, s.Release(d.Context(), other, 0))
+		require.NoError(d, s.Release(d.Context(), other))
 		require.Eventually(d, func() bool {
 			return d.count(d, "SELECT count(*) FROM relock_holds WHERE name = 'third'") == 0
 		}, longestAttempt, time.Millisecond)
@@ -127,8 +127,8 @@ func TestTheFirstWaitersDoNotAskBehindNewCallers(t *testing.T) {
 		defer leave()
 		l := first.get(d, time.Minute)
 		<-time.After(100 * time.Millisecond) // the second one asks, too, at the end of the lease
-		require.NoError(d, s.Release(d.Context(), l, 0))
-		require.NoError(d, s.Release(d.Context(), second.get(d, time.Minute), 0))
+		require.NoError(d, s.Release(d.Context(), l))
+		require.NoError(d, s.Release(d.Context(), second.get(d, time.Minute)))
 	})
 }
 
@@ -196,7 +196,7 @@ func TestOneWaiterKeepsThePlacesOfAllWaitersOfItsName(t *testing.T) {
 		told := 0
 		for _, w := range line {
 			sent := packets.Load()
-			require.NoError(t, other.Release(t.Context(), l, 0))
+			require.NoError(t, other.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
 			if packets.Load() > sent { // a waiter has asked by itself meanwhile, perhaps this one
 				continue
@@ -205,7 +205,7 @@ func TestOneWaiterKeepsThePlacesOfAllWaitersOfItsName(t *testing.T) {
 			told++
 		}
 		require.Greater(t, told, len(line)/2)
-		require.NoError(t, other.Release(t.Context(), l, 0))
+		require.NoError(t, other.Release(t.Context(), l))
 	})
 }
 
@@ -225,12 +225,12 @@ func TestWaitersWhosePlacesAreLostQueueAgain(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return d.count(t, "SELECT count(*) FROM relock_holds WHERE state = 0") == len(line)
 		}, 10*time.Second, 10*time.Millisecond)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		var group sync.WaitGroup
 		for _, w := range line { // in any order
 			group.Go(func() {
 				<-w.done
-				if err := errors.Join(w.err, s.Release(t.Context(), w.lease, 0)); err != nil {
+				if err := errors.Join(w.err, s.Release(t.Context(), w.lease)); err != nil {
 					t.Error(err)
 				}
 			})
@@ -251,10 +251,10 @@ func TestAWaiterHearsOfALostGrantFromTheNextAsk(t *testing.T) {
 		line = append(line, wait(t, s, ask(time.Minute)))
 	}
 	for _, w := range line {
-		require.NoError(t, other.Release(t.Context(), l, 0))
+		require.NoError(t, other.Release(t.Context(), l))
 		l = w.get(t, 10*time.Second)
 	}
-	require.NoError(t, other.Release(t.Context(), l, 0))
+	require.NoError(t, other.Release(t.Context(), l))
 }
 
 // mute is a Listener that never connects, and so lets no waiter ask again.
@@ -273,13 +273,13 @@ func TestAGrantThatIsTakenBackIsNotBelieved(t *testing.T) {
 	l := try(t, other, ask(time.Minute))
 	a := ask(time.Minute)
 	w := wait(t, s, a)
-	require.NoError(t, other.Release(t.Context(), l, 0))
+	require.NoError(t, other.Release(t.Context(), l))
 	require.NoError(t, s.Break(t.Context(), a))
 	l = w.get(t, 10*time.Second)
 	state, err := other.Look(t.Context(), a)
 	require.NoError(t, err)
 	require.Equal(t, l.ID, state.Owner)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // The packets to the server are the statements, as each statement is one packet.
@@ -294,7 +294,7 @@ func TestCommandsSendFewStatements(t *testing.T) {
 			d.through += "&default_query_exec_mode=exec"
 		}
 		s := d.pool(t, 10, relocksql.WithPoll(5*time.Second, 5*time.Second)) // polls would be counted
-		require.NoError(t, s.Release(t.Context(), try(t, s, ask(time.Minute)), 0))
+		require.NoError(t, s.Release(t.Context(), try(t, s, ask(time.Minute))))
 		count := func(do func()) int64 {
 			var packets atomic.Int64
 			d.proxy.watch(func(up bool, _ []byte) bool {
@@ -311,7 +311,7 @@ func TestCommandsSendFewStatements(t *testing.T) {
 		var l store.Lease
 		got["pair"] = count(func() {
 			l = try(t, s, ask(time.Minute))
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 		})
 		l = try(t, s, ask(time.Minute))
 		got["renewal"] = count(func() {
@@ -320,10 +320,10 @@ func TestCommandsSendFewStatements(t *testing.T) {
 		var w *waiter
 		got["queue"] = count(func() { w = wait(t, s, ask(time.Minute)) })
 		got["hand-over"] = count(func() {
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
 		})
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		require.Equal(t, want[d.kind], got)
 	})
 }

@@ -92,7 +92,7 @@ func TestARoleWithoutARightIsRefusedAndFoundByCheck(t *testing.T) {
 		require.NoError(d, err)
 		require.ErrorContains(d, s.CheckServer(d.Context(), ask(time.Minute)), "grant SELECT, INSERT, UPDATE and DELETE")
 		l := try(d, s, ask(time.Minute))
-		require.ErrorContains(d, s.Release(d.Context(), l, 0), "grant SELECT, INSERT, UPDATE and DELETE")
+		require.ErrorContains(d, s.Release(d.Context(), l), "grant SELECT, INSERT, UPDATE and DELETE")
 	})
 }
 
@@ -244,5 +244,5 @@ func TestARollbackThatFailsEndsItsConnection(t *testing.T) {
 	_, err = conn.ExecContext(t.Context(), "ROLLBACK")
 	require.NoError(t, errors.Join(err, conn.Close()))
 	l := try(t, s, ask(time.Minute))
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }

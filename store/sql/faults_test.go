@@ -52,7 +52,7 @@ func TestACommandThatLosesItsConnectionAnywhereSaysSo(t *testing.T) {
 		for name, call := range map[string]func(ctx context.Context, l store.Lease, a store.Ask) error{
 			"Try":     func(ctx context.Context, _ store.Lease, a store.Ask) error { _, err := s.Try(ctx, a); return err },
 			"Enter":   func(ctx context.Context, l store.Lease, _ store.Ask) error { _, err := s.Enter(ctx, l, 2); return err },
-			"Release": func(ctx context.Context, l store.Lease, _ store.Ask) error { return s.Release(ctx, l, 0) },
+			"Release": func(ctx context.Context, l store.Lease, _ store.Ask) error { return s.Release(ctx, l) },
 			"Renew": func(ctx context.Context, l store.Lease, _ store.Ask) error {
 				return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: time.Minute, Count: 2}})[0]
 			},
@@ -134,7 +134,7 @@ func TestACommandAfterALostReplyHasTheEffectOfOne(t *testing.T) {
 			require.Equal(t, l.ID, state.Owner)
 			require.Equal(t, 1, state.Count)
 			d.proxy.loseCommit(t, last)
-			err = s.Release(t.Context(), l, 0)
+			err = s.Release(t.Context(), l)
 			require.ErrorIs(t, err, store.ErrGone)
 			require.ErrorIs(t, err, store.ErrUnsure)
 			d.proxy.watch(nil)
@@ -163,7 +163,7 @@ func TestAHoldHasTheRowOfItsName(t *testing.T) {
 	l := try(t, s, ask(time.Minute))
 	require.True(t, deleted.Load())
 	require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_locks"), "two holds can enter without the row")
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 func TestAWaiterOutlivesItsConnections(t *testing.T) {
@@ -178,9 +178,9 @@ func TestAWaiterOutlivesItsConnections(t *testing.T) {
 			}, 10*time.Second, 10*time.Millisecond)
 		}
 		d.proxy.cut()
-		require.NoError(t, past.Release(t.Context(), l, 0))
+		require.NoError(t, past.Release(t.Context(), l))
 		l = w.get(t, 10*time.Second)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 	})
 }
 
@@ -192,12 +192,12 @@ func TestAWaiterFindsItsGrantAfterASilence(t *testing.T) {
 		l := try(t, past, ask(time.Minute))
 		w := wait(t, s, ask(time.Minute))
 		d.proxy.freeze()
-		require.NoError(t, past.Release(t.Context(), l, 0))
+		require.NoError(t, past.Release(t.Context(), l))
 		<-time.After(300 * time.Millisecond)
 		d.proxy.cut()
 		d.proxy.thaw()
 		l = w.get(t, 10*time.Second)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 	})
 }
 
@@ -221,7 +221,7 @@ func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
 	require.Eventually(t, stopped.Load, 30*time.Second, time.Millisecond)
 	d.proxy.freeze()
 	begun := time.Now()
-	require.NoError(t, past.Release(t.Context(), l, 0))
+	require.NoError(t, past.Release(t.Context(), l))
 	require.Less(t, time.Since(begun), bound.Of(15*time.Second))
 	cancel()
 	<-done
@@ -261,7 +261,7 @@ func TestTheLockOfAKilledProcessIsFreeAfterItsLease(t *testing.T) {
 		w := wait(t, s, ask(time.Minute))
 		p.Kill()
 		l := w.get(t, 30*time.Second)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 	})
 }
 
@@ -280,9 +280,9 @@ func TestAKilledProcessInTheQueueIsPassedOver(t *testing.T) {
 		}, 20*time.Second, 10*time.Millisecond)
 		w := wait(t, s, ask(time.Minute))
 		p.Kill()
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		l = w.get(t, 10*time.Second)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 	})
 }
 
@@ -305,16 +305,16 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 				}
 				return false
 			})
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
 			fewest = min(fewest, up.Load())
 		}
 		d.proxy.watch(nil)
 		for _, w := range line[3:] {
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
 		}
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		return fewest
 	}
 	packets(1) // prepares the statements

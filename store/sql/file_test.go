@@ -55,7 +55,7 @@ func TestALockIsGoneWithItsFile(t *testing.T) {
 			require.Equal(t, store.ErrGone, err)
 			_, err = s.Token(t.Context(), l)
 			require.Equal(t, store.ErrGone, err)
-			require.Equal(t, store.ErrGone, s.Release(t.Context(), l, 0))
+			require.Equal(t, store.ErrGone, s.Release(t.Context(), l))
 			_, err = s.Try(t.Context(), ask(time.Minute)) // nobody else would see this hold
 			require.ErrorContains(t, err, "open the *sql.DB and the store anew")
 			_, err = s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
@@ -71,7 +71,7 @@ func TestALockIsGoneWithItsFile(t *testing.T) {
 			require.ErrorContains(t, s.LockTx(t.Context(), tx, "orders"), "open the *sql.DB")
 			require.NoError(t, tx.Rollback())
 			o := other.past(t)
-			require.NoError(t, o.Release(t.Context(), try(t, o, ask(time.Minute)), 0))
+			require.NoError(t, o.Release(t.Context(), try(t, o, ask(time.Minute))))
 		})
 	}
 }
@@ -86,7 +86,7 @@ func TestRenewalsInSQLiteAreOneTransaction(t *testing.T) {
 		a.Name = string(a.ID)
 		renewals = append(renewals, store.Renewal{Lease: try(t, s, a), TTL: time.Minute, Count: 3})
 	}
-	require.NoError(t, s.Release(t.Context(), renewals[7].Lease, 0))
+	require.NoError(t, s.Release(t.Context(), renewals[7].Lease))
 	var begun atomic.Int64
 	db := sql.OpenDB(tapped{d.db.Driver(), d.source, func(_ context.Context, query string) error {
 		if query == "BEGIN IMMEDIATE" {

@@ -87,7 +87,7 @@ func TestARowThatAPolicyKeepsIsAnErrorAndNoSilence(t *testing.T) {
 			s := policed(t, d, policies...)
 			require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), bypass)
 			l := try(t, s, ask(time.Second))
-			err := s.Release(t.Context(), l, 0)
+			err := s.Release(t.Context(), l)
 			require.ErrorContains(t, err, noEffect)
 			require.ErrorContains(t, err, bypass)
 			require.Error(t, errors.Join(s.Forget(t.Context(), []store.Ask{l.Ask})...))
@@ -108,8 +108,8 @@ func TestLocksWorkUnderPoliciesThatAllowEverything(t *testing.T) {
 	_, err := s.Try(t.Context(), ask(time.Minute))
 	require.ErrorAs(t, err, &busy)
 	w := wait(t, s, ask(time.Minute))
-	require.NoError(t, s.Release(t.Context(), l, 0))
-	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second), 0))
+	require.NoError(t, s.Release(t.Context(), l))
+	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second)))
 	require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), bypass)
 	require.NoError(t, d.past(t).CheckServer(t.Context(), ask(time.Minute)), "the owner of the tables")
 }
@@ -127,7 +127,7 @@ func TestLockTxRefusesPolicies(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, s.LockTx(t.Context(), tx, l.Name), bypass)
 	require.NoError(t, tx.Rollback())
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // swallow makes a database drop each statement of a kind on the rows of holds, without an error.
@@ -166,7 +166,7 @@ func TestAStatementWithoutAnEffectIsNoSuccess(t *testing.T) {
 					_, err := s.Try(t.Context(), l.Ask)
 					require.ErrorContains(t, err, noEffect)
 				case "DELETE":
-					require.ErrorContains(t, s.Release(t.Context(), l, 0), noEffect)
+					require.ErrorContains(t, s.Release(t.Context(), l), noEffect)
 					require.ErrorContains(t, s.Forget(t.Context(), []store.Ask{l.Ask})[0], noEffect)
 				}
 			})

@@ -91,7 +91,7 @@ func TestACommitThatThePoolerLosesIsUnsure(t *testing.T) {
 	require.NoError(t, err)
 	l := try(t, s, ask(time.Minute))
 	d.proxy.loseCommit(t, nil)
-	err = s.Release(t.Context(), l, 0)
+	err = s.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)
 }

@@ -109,7 +109,7 @@ func (d *rig) story(prefix string) {
 	}
 	busy(s, named("permits", store.Semaphore, 2))
 	for _, l := range holds {
-		require.NoError(d, s.Release(d.Context(), l, 0))
+		require.NoError(d, s.Release(d.Context(), l))
 	}
 
 	l := try(d, past, named("queue", store.Mutex, 1))
@@ -120,10 +120,10 @@ func (d *rig) story(prefix string) {
 	for _, w := range line {
 		<-time.After(200 * time.Millisecond) // some polls find nothing
 		released := time.Now()
-		require.NoError(d, past.Release(d.Context(), l, 0))
+		require.NoError(d, past.Release(d.Context(), l))
 		l = w.get(d, 5*time.Second)
 		require.Equal(d, store.WakeGrant, l.Woken)
 		require.Less(d, w.at.Sub(released), beatAtLeast)
 	}
-	require.NoError(d, past.Release(d.Context(), l, 0))
+	require.NoError(d, past.Release(d.Context(), l))
 }

@@ -223,11 +223,7 @@ func (s *Store) renew(ctx context.Context, l store.Lease, ttl time.Duration, cou
 }
 
 // Release implements [store.Store].
-func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
-	if count > 0 {
-		_, err := s.Enter(ctx, l, count)
-		return err
-	}
+func (s *Store) Release(ctx context.Context, l store.Lease) error {
 	return s.on(ctx, patient, l.Ask, func(k *lock) error {
 		if !k.has() {
 			return store.ErrGone

@@ -92,7 +92,7 @@ func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
 		}
 		told := 0
 		for i, w := range line {
-			require.NoError(t, stores[0].Release(t.Context(), l, 0))
+			require.NoError(t, stores[0].Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
 			if l.Woken == store.WakeGrant { // otherwise its listener has just connected, and it has asked once more
 				told++
@@ -103,7 +103,7 @@ func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
 			require.Equal(t, len(line)-1-i, state.Waiters)
 		}
 		require.Greater(t, told, len(line)/2)
-		require.NoError(t, stores[0].Release(t.Context(), l, 0))
+		require.NoError(t, stores[0].Release(t.Context(), l))
 	})
 }
 
@@ -115,11 +115,11 @@ func TestPostgreSQLPollsWithoutAListener(t *testing.T) {
 		w := wait(t, s, ask(time.Minute))
 		<-time.After(100 * time.Millisecond) // the interval has grown
 		released := time.Now()
-		require.NoError(t, other.Release(t.Context(), l, 0))
+		require.NoError(t, other.Release(t.Context(), l))
 		l = w.get(t, 30*time.Second)
 		require.Equal(t, store.WakeGrant, l.Woken)
 		require.Less(t, w.at.Sub(released), beatAtLeast)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 	}
 }
 
@@ -139,12 +139,12 @@ func TestManyReadersBehindAWriterEnterTogether(t *testing.T) {
 		for range 20 {
 			line = append(line, wait(t, s, reader()))
 		}
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		for _, w := range line {
 			w.get(t, 30*time.Second)
 		}
 		for _, w := range line {
-			require.NoError(t, s.Release(t.Context(), w.lease, 0))
+			require.NoError(t, s.Release(t.Context(), w.lease))
 		}
 	})
 }
@@ -171,7 +171,7 @@ func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
 			} else {
 				require.True(t, errors.Is(err, store.ErrGone) || errors.Is(err, store.ErrUnavailable), "%v", err) // a busy machine has no answer in time
 			}
-			require.NoError(t, other.Release(t.Context(), next, 0))
+			require.NoError(t, other.Release(t.Context(), next))
 		}
 		t.Logf("%d of 20 renewals were in time", renewed)
 	})
@@ -189,7 +189,7 @@ func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
 			drawn, err := s.Token(t.Context(), l)
 			require.NoError(t, err)
 			token = max(token, drawn)
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 		}
 		kept := try(t, s, ask(time.Minute))
 		dead := ask(time.Millisecond)
@@ -209,7 +209,7 @@ func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
 		require.NoError(t, err)
 		require.Greater(t, again, token, "a token goes back behind a cleanup")
 		for _, l := range []store.Lease{l, kept} {
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 		}
 	})
 }
@@ -222,7 +222,7 @@ func TestAStoreCleansAfterManyNewNames(t *testing.T) {
 	for i := range 100 {
 		a := ask(time.Minute)
 		a.Name = fmt.Sprint("once-", i)
-		require.NoError(t, s.Release(t.Context(), try(t, s, a), 0))
+		require.NoError(t, s.Release(t.Context(), try(t, s, a)))
 	}
 	require.Eventually(t, func() bool {
 		return d.count(t, "SELECT count(*) FROM relock_locks WHERE used = 1") == 0
@@ -244,17 +244,17 @@ func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
 			require.NoError(t, err)
 			l := try(t, s, ask(time.Minute))
 			w := wait(t, s, ask(time.Minute))
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, s.Close())
 			require.Zero(t, db.Stats().InUse, "a connection is not given back")
 
 			l = try(t, s, ask(time.Minute)) // a closed store still works
 			w = wait(t, s, ask(time.Minute))
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, db.Close())
 			require.NoError(t, d.db.Close())
 		})
@@ -268,9 +268,9 @@ func TestAWaiterOutlivesTheCloseOfItsStore(t *testing.T) {
 		l := try(t, other, ask(time.Minute))
 		w := wait(t, s, ask(time.Minute))
 		require.NoError(t, s.Close())
-		require.NoError(t, other.Release(t.Context(), l, 0))
+		require.NoError(t, other.Release(t.Context(), l))
 		l = w.get(t, beatAtLeast)
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 	})
 }
 
@@ -284,8 +284,8 @@ func TestAFreeLockCostsNoListenerAndNoPoll(t *testing.T) {
 	require.Zero(t, l.calls.Load(), "a lock that is free makes the Listener listen")
 	w := wait(t, s, ask(time.Minute))
 	require.Eventually(t, func() bool { return l.calls.Load() == 1 }, 30*time.Second, time.Millisecond)
-	require.NoError(t, s.Release(t.Context(), lease, 0))
-	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second), 0))
+	require.NoError(t, s.Release(t.Context(), lease))
+	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second)))
 	require.NoError(t, s.Close())
 }
 
@@ -411,10 +411,10 @@ func TestAListenerThatCannotConnectIsReplacedByAPoll(t *testing.T) {
 	require.Positive(t, packets.Load())
 	require.Less(t, packets.Load(), int64(100))
 	for _, w := range line {
-		require.NoError(t, other.Release(t.Context(), l, 0))
+		require.NoError(t, other.Release(t.Context(), l))
 		l = w.get(t, beatAtLeast)
 	}
-	require.NoError(t, other.Release(t.Context(), l, 0))
+	require.NoError(t, other.Release(t.Context(), l))
 }
 
 func TestCheckServerFindsADeafListener(t *testing.T) {

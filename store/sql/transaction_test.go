@@ -60,7 +60,7 @@ func TestATransactionHasALockUntilItsEnd(t *testing.T) {
 			require.NoError(d, end(tx))
 			require.NoError(d, <-waiting)
 			require.False(d, at.Before(ended))
-			require.NoError(d, s.Release(d.Context(), l, 0))
+			require.NoError(d, s.Release(d.Context(), l))
 		}
 	})
 }
@@ -76,10 +76,10 @@ func TestATransactionIsRefusedALockOfASection(t *testing.T) {
 		require.Greater(d, locked.TTL, 30*time.Second)
 		next := wait(d, s, ask(time.Minute))
 		require.ErrorIs(d, d.refused(s, "orders"), relock.ErrLocked)
-		require.NoError(d, s.Release(d.Context(), l, 0))
+		require.NoError(d, s.Release(d.Context(), l))
 		<-next.done
 		require.NoError(d, next.err)
-		require.NoError(d, s.Release(d.Context(), next.lease, 0))
+		require.NoError(d, s.Release(d.Context(), next.lease))
 		require.NoError(d, d.begin(s, "orders").Rollback())
 		require.ErrorIs(d, d.refused(s, ""), relock.ErrInvalid)
 		require.ErrorIs(d, s.LockTx(d.Context(), nil, "orders"), relock.ErrInvalid)
@@ -87,7 +87,7 @@ func TestATransactionIsRefusedALockOfASection(t *testing.T) {
 		reader.Kind, reader.Limit = store.ReadWrite, store.Unlimited
 		l = try(d, s, reader)
 		require.ErrorIs(d, d.refused(s, "orders"), relock.ErrKind)
-		require.NoError(d, s.Release(d.Context(), l, 0))
+		require.NoError(d, s.Release(d.Context(), l))
 	})
 }
 
@@ -103,7 +103,7 @@ func TestATransactionSeesAHoldThatIsNewerThanItsReads(t *testing.T) {
 			relocksql.MySQL:  {sql.LevelReadCommitted: relock.ErrLocked, sql.LevelRepeatableRead: relock.ErrLocked},
 			relocksql.SQLite: {sql.LevelDefault: nil}, // busy, in the words of the driver
 		}
-		require.NoError(d, s.Release(d.Context(), try(d, s, ask(time.Minute)), 0)) // the name has a row
+		require.NoError(d, s.Release(d.Context(), try(d, s, ask(time.Minute)))) // the name has a row
 		for level, expected := range want[d.dialect] {
 			tx, err := d.db.BeginTx(d.Context(), &sql.TxOptions{Isolation: level})
 			require.NoError(d, err)
@@ -116,7 +116,7 @@ func TestATransactionSeesAHoldThatIsNewerThanItsReads(t *testing.T) {
 			if expected != nil {
 				require.ErrorIs(d, err, expected, level)
 			}
-			require.NoError(d, s.Release(d.Context(), l, 0))
+			require.NoError(d, s.Release(d.Context(), l))
 		}
 	})
 }
@@ -133,7 +133,7 @@ func TestARefusedTransactionDoesNotHoldUpRenewals(t *testing.T) {
 		require.ErrorIs(d, s.LockTx(d.Context(), tx, "orders"), relock.ErrLocked)
 		require.NoError(d, s.Renew(d.Context(), []store.Renewal{{Lease: l, TTL: time.Minute, Count: 1}})[0])
 		require.NoError(d, tx.Rollback())
-		require.NoError(d, s.Release(d.Context(), l, 0))
+		require.NoError(d, s.Release(d.Context(), l))
 	})
 }
 
@@ -147,7 +147,7 @@ func TestATransactionLeavesOtherNamesAlone(t *testing.T) {
 		require.NoError(d, err)
 		require.NoError(d, s.LockTx(d.Context(), tx, "order"))
 		l := try(d, s, ask(time.Minute))
-		require.NoError(d, s.Release(d.Context(), l, 0))
+		require.NoError(d, s.Release(d.Context(), l))
 		require.NoError(d, tx.Commit())
 	})
 }

@@ -113,7 +113,7 @@ func (b *bench) requireSent(before time.Time, l store.Lease) {
 func isMonotonic(t time.Time) bool { return strings.Contains(t.String(), " m=") }
 
 func (b *bench) release(l store.Lease) {
-	require.NoError(b.t, b.st.Release(b.ctx, l, 0))
+	require.NoError(b.t, b.st.Release(b.ctx, l))
 }
 
 func (b *bench) look() store.State {

@@ -42,9 +42,8 @@ func (b *bench) calls() map[string]call {
 		"Wait": func(ctx context.Context, _ store.Lease, a store.Ask) error {
 			return last(st.Wait(ctx, a, progress))
 		},
-		"Enter":        func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Enter(ctx, l, 2)) },
-		"Release to 2": func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Release(ctx, l, 2) },
-		"Release":      func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Release(ctx, l, 0) },
+		"Enter":   func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Enter(ctx, l, 2)) },
+		"Release": func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Release(ctx, l) },
 		"Renew": func(ctx context.Context, l store.Lease, _ store.Ask) error {
 			return st.Renew(ctx, []store.Renewal{{Lease: l, TTL: long, Count: 2}})[0]
 		},
@@ -127,7 +126,7 @@ func waitOutlasts(b *bench) {
 	b.pause(2 * b.h.TTL)
 	restore()
 	next := b.get(w)
-	b.requireGone(b.st.Release(b.ctx, l, 0))
+	b.requireGone(b.st.Release(b.ctx, l))
 	b.release(next)
 }
 
@@ -149,7 +148,7 @@ func (r *reporter) Retrying(_ string, _ int, _ time.Time, err error) {
 func saysWhy(b *bench) {
 	for what, call := range map[string]func(a store.Ask) error{
 		"Wait":    func(a store.Ask) error { return last(b.st.Wait(b.ctx, a, func(store.Progress) {})) },
-		"Release": func(a store.Ask) error { return b.st.Release(b.ctx, store.Lease{Ask: a, Sent: time.Now()}, 0) },
+		"Release": func(a store.Ask) error { return b.st.Release(b.ctx, store.Lease{Ask: a, Sent: time.Now()}) },
 	} {
 		b.name = b.newName()
 		r := &reporter{heard: make(chan struct{})}
@@ -202,8 +201,7 @@ func exitOutlasts(b *bench) {
 	l := b.take(b.st, b.ask(long))
 	for _, call := range []func() error{
 		func() error { return last(b.st.Enter(b.ctx, l, 2)) },
-		func() error { return b.st.Release(b.ctx, l, 1) },
-		func() error { return b.st.Release(b.ctx, l, 0) },
+		func() error { return b.st.Release(b.ctx, l) },
 	} {
 		require.Equal(b.t, b.named(l.ID), b.look().Owner)
 		restore := b.interrupt()

@@ -12,8 +12,7 @@ import (
 var holdTests = []test{
 	{name: "Enter sets the count", run: enterCount},
 	{name: "Enter sets the lease", run: enterLease},
-	{name: "Release sets the count and the lease", run: releaseCount},
-	{name: "Enter and Release never shorten a lease", run: enterShort},
+	{name: "Enter never shortens a lease", run: enterShort},
 	{name: "Release twice is once", run: releaseTwice},
 	{name: "Commands of an old hold change nothing", run: oldHold},
 	{name: "Commands of a hold that never was", run: noHold},
@@ -46,7 +45,7 @@ func enterCount(b *bench) {
 		b.requireOwner(a, count)
 	}
 	b.release(l)
-	require.Empty(b.t, b.look().Owner, "Release with 0 leaves the lock with entries")
+	require.Empty(b.t, b.look().Owner, "Release leaves the lock with entries")
 }
 
 func enterLease(b *bench) {
@@ -63,19 +62,6 @@ func enterLease(b *bench) {
 	b.release(l)
 }
 
-func releaseCount(b *bench) {
-	a := b.ask(long)
-	l := b.take(b.st, a)
-	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 4)))
-	l.TTL = 3 * long
-	for range 2 {
-		require.NoError(b.t, b.st.Release(b.ctx, l, 3))
-		b.requireOwner(a, 3)
-		b.requireTTL(2*long, 3*long)
-	}
-	b.release(l)
-}
-
 func enterShort(b *bench) {
 	l := b.take(b.st, b.ask(long))
 	short := l
@@ -85,16 +71,14 @@ func enterShort(b *bench) {
 	b.requireTTL(long/2, long)
 	until := time.Now().Add(b.look().TTL)
 	require.False(b.t, entered.Until().After(until), "Enter returns a lease that outlasts that of the store")
-	require.NoError(b.t, b.st.Release(b.ctx, short, 2))
-	b.requireTTL(long/2, long)
-	b.requireOwner(l.Ask, 2)
+	b.requireOwner(l.Ask, 3)
 	b.release(l)
 }
 
 func releaseTwice(b *bench) {
 	l := b.take(b.st, b.ask(long))
 	b.release(l)
-	if err := b.st.Release(b.ctx, l, 0); err != nil {
+	if err := b.st.Release(b.ctx, l); err != nil {
 		b.requireGone(err)
 	}
 	require.Empty(b.t, b.look().Owner)
@@ -104,13 +88,12 @@ func releaseTwice(b *bench) {
 func (b *bench) refused(l store.Lease) {
 	l.TTL = 5 * long
 	b.requireGone(last(b.st.Enter(b.ctx, l, 7)))
-	b.requireGone(b.st.Release(b.ctx, l, 7))
 	b.requireGone(b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 5 * long, Count: 7}})[0])
 	b.requireGone(b.st.Break(b.ctx, l.Ask))
 	if b.promises(Tokens) {
 		b.requireGone(last(b.st.Token(b.ctx, l)))
 	}
-	if err := b.st.Release(b.ctx, l, 0); err != nil {
+	if err := b.st.Release(b.ctx, l); err != nil {
 		b.requireGone(err)
 	}
 	require.NoError(b.t, b.st.Forget(b.ctx, []store.Ask{l.Ask})[0])
@@ -223,7 +206,7 @@ func closed(b *bench) {
 	l, err := st.Enter(b.ctx, l, 2)
 	require.NoError(b.t, err)
 	require.NoError(b.t, st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: long, Count: 2}})[0])
-	require.NoError(b.t, st.Release(b.ctx, l, 0))
+	require.NoError(b.t, st.Release(b.ctx, l))
 	l = b.take(st, b.ask(long))
 	require.NoError(b.t, st.Forget(b.ctx, []store.Ask{l.Ask})[0])
 }

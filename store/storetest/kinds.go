@@ -196,7 +196,7 @@ func kindsOvertake(b *bench) {
 		w := b.wait(b.other, c.alone())
 		released := make(chan error, 1)
 		b.requireBusy(last(b.st.Try(b.ctx, c.together())), l.ID)
-		go func() { released <- b.st.Release(b.ctx, l, 0) }()
+		go func() { released <- b.st.Release(b.ctx, l) }()
 		for range 50 {
 			require.Error(b.t, last(b.st.Try(b.ctx, c.together())), "Try takes a lock for which another hold waits")
 		}
@@ -228,13 +228,12 @@ func (b *bench) commands(ask func() store.Ask) {
 		longer := second
 		longer.TTL = 3 * long
 		require.NoError(b.t, last(b.other.Enter(b.ctx, longer, 2)))
-		require.NoError(b.t, b.other.Release(b.ctx, longer, 1))
 		b.requireIn(0, first, second, third)
 		require.Equal(b.t, second.ID, b.held()[2], "the lease of the hold is the longest one")
 		b.requireTTL(long/2, long)
 	}
 	for _, c := range []func(l store.Lease) error{
-		func(l store.Lease) error { return b.other.Release(b.ctx, l, 0) },
+		func(l store.Lease) error { return b.other.Release(b.ctx, l) },
 		func(l store.Lease) error { return b.other.Break(b.ctx, l.Ask) },
 		func(l store.Lease) error { return b.other.Forget(b.ctx, []store.Ask{l.Ask})[0] },
 	} {

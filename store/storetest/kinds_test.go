@@ -191,7 +191,7 @@ func (s *refusesUpgrade) Wait(ctx context.Context, a store.Ask, progress func(st
 // endsInside ends the hold inside of a hold that is released.
 type endsInside struct{ *mem.Store }
 
-func (s endsInside) Release(ctx context.Context, l store.Lease, count int) error {
+func (s endsInside) Release(ctx context.Context, l store.Lease) error {
 	state, err := s.Look(ctx, l.Ask)
 	if err != nil {
 		return err
@@ -207,7 +207,7 @@ func (s endsInside) Release(ctx context.Context, l store.Lease, count int) error
 			s.Forget(ctx, []store.Ask{inside})
 		}
 	}
-	return s.Store.Release(ctx, l, count)
+	return s.Store.Release(ctx, l)
 }
 
 type endsTogether struct{ *mem.Store }
@@ -263,11 +263,9 @@ func (s triesFirst) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 type releasesAll struct{ *mem.Store }
 
-func (s releasesAll) Release(ctx context.Context, l store.Lease, count int) error {
-	err := s.Store.Release(ctx, l, count)
-	if count == 0 {
-		s.Lose(l.Name)
-	}
+func (s releasesAll) Release(ctx context.Context, l store.Lease) error {
+	err := s.Store.Release(ctx, l)
+	s.Lose(l.Name)
 	return err
 }
 

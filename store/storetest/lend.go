@@ -87,7 +87,7 @@ func (b *bench) borrowBy(a store.Ask, t store.Ticket) store.Lease {
 }
 
 // giveBack returns a loan.
-func (b *bench) giveBack(loan store.Lease) { require.NoError(b.t, b.other.Release(b.ctx, loan, 0)) }
+func (b *bench) giveBack(loan store.Lease) { require.NoError(b.t, b.other.Release(b.ctx, loan)) }
 
 func (b *bench) follow(loan store.Lease) (time.Duration, error) {
 	return b.lending(b.other).Follow(b.ctx, loan)
@@ -229,7 +229,7 @@ func releaseRecalls(b *bench) {
 	b.requireRecalled(l, second)
 	b.giveBack(second)
 	require.Empty(b.t, b.look().Owner)
-	b.requireGone(b.st.Release(b.ctx, l, 0))
+	b.requireGone(b.st.Release(b.ctx, l))
 }
 
 func forgetRecalls(b *bench) {
@@ -308,9 +308,9 @@ func returnTwice(b *bench) {
 	b.giveBack(first)
 	b.requireRecalled(l, second)
 	b.giveBack(second)
-	b.requireGone(b.other.Release(b.ctx, second, 0))
+	b.requireGone(b.other.Release(b.ctx, second))
 	next := b.take(b.st, b.ask(long))
-	b.requireGone(b.other.Release(b.ctx, second, 0))
+	b.requireGone(b.other.Release(b.ctx, second))
 	b.requireOwner(next.Ask, 1)
 	b.release(next)
 }
@@ -337,7 +337,7 @@ func loanEnds(b *bench) {
 	next := b.get(w)
 	require.False(b.t, w.at.Before(loan.Until()), "another hold has the lock before Lease.Until of the loan")
 	b.requireGone(last(b.follow(loan)))
-	b.requireGone(b.other.Release(b.ctx, loan, 0))
+	b.requireGone(b.other.Release(b.ctx, loan))
 	b.requireOwner(w.ask, 1)
 	b.release(next)
 }
@@ -360,11 +360,11 @@ func loansOfBefore(b *bench) {
 	b.eventually("the lease ends", func() bool { return b.look().Owner == "" })
 	l := b.lend(b.ask(long))
 	b.requireGone(last(b.follow(loan)))
-	b.requireGone(b.other.Release(b.ctx, loan, 0))
+	b.requireGone(b.other.Release(b.ctx, loan))
 	b.requireOwner(l.Ask, 1)
 	own := b.borrow(l)
 	require.NoError(b.t, last(b.follow(own)))
-	b.requireGone(b.other.Release(b.ctx, loan, 0))
+	b.requireGone(b.other.Release(b.ctx, loan))
 	b.giveBack(own)
 	b.release(l)
 	require.Empty(b.t, b.look().Owner, "no loan is open")
@@ -508,7 +508,7 @@ func acceptLoans(b *bench) {
 	loan := b.borrow(old)
 	l, _ := b.acceptBy(b.ask(long), old, newTicket(), true)
 	b.requireGone(last(b.follow(loan)))
-	b.requireGone(b.other.Release(b.ctx, loan, 0))
+	b.requireGone(b.other.Release(b.ctx, loan))
 	b.requireGone(last(b.lending(b.other).Borrow(b.ctx, b.loanOf(old), newTicket())))
 	l.Lent = true
 	own := b.borrow(l)
@@ -552,8 +552,8 @@ func (b *bench) eachTicketCall(newContext func() context.Context, silence func()
 			b.left[a.ID] = a
 			return last2(st.Accept(ctx, a, l.ID, newTicket(), false))
 		},
-		"Release": func(ctx context.Context, l, _ store.Lease, _ store.Ask) error { return st.Release(ctx, l, 0) },
-		"return":  func(ctx context.Context, _, loan store.Lease, _ store.Ask) error { return st.Release(ctx, loan, 0) },
+		"Release": func(ctx context.Context, l, _ store.Lease, _ store.Ask) error { return st.Release(ctx, l) },
+		"return":  func(ctx context.Context, _, loan store.Lease, _ store.Ask) error { return st.Release(ctx, loan) },
 		"Forget": func(ctx context.Context, l, _ store.Lease, _ store.Ask) error {
 			return st.Forget(ctx, []store.Ask{l.Ask})[0]
 		},
@@ -601,7 +601,7 @@ func returnOutlasts(b *bench) {
 	for _, leave := range []store.Lease{l, loan} {
 		restore := b.interrupt()
 		done := make(chan error, 1)
-		go func() { done <- b.st.Release(b.ctx, leave, 0) }()
+		go func() { done <- b.st.Release(b.ctx, leave) }()
 		b.pause(100 * time.Millisecond)
 		restore()
 		select {
@@ -624,10 +624,10 @@ func lendLost(b *bench) {
 	loan := b.borrow(l)
 	b.server.Lose(b.name)
 	b.requireGone(last(b.follow(loan)))
-	b.requireGone(b.other.Release(b.ctx, loan, 0))
+	b.requireGone(b.other.Release(b.ctx, loan))
 	b.requireGone(last(b.lending(b.other).Borrow(b.ctx, b.loanOf(l), newTicket())))
 	b.requireGone(last2(b.lending(b.other).Accept(b.ctx, b.ask(long), l.ID, newTicket(), false)))
-	b.requireGone(b.st.Release(b.ctx, l, 0))
+	b.requireGone(b.st.Release(b.ctx, l))
 	require.Empty(b.t, b.look().Owner)
 }
 
@@ -648,14 +648,14 @@ func stressLend(b *bench) {
 		var loan store.Lease
 		alone(func() {
 			if loan, err = b.lending(b.other).Borrow(b.ctx, b.loanOf(l), newTicket()); err == nil {
-				err = b.st.Release(b.ctx, l, 0)
+				err = b.st.Release(b.ctx, l)
 				b.pause(time.Millisecond)
 			}
 		})
 		if err != nil {
 			return err
 		}
-		return b.other.Release(b.ctx, loan, 0)
+		return b.other.Release(b.ctx, loan)
 	}
 	move := func(l store.Lease) error {
 		var next store.Lease
@@ -667,7 +667,7 @@ func stressLend(b *bench) {
 		if err != nil {
 			return err
 		}
-		return b.other.Release(b.ctx, next, 0)
+		return b.other.Release(b.ctx, next)
 	}
 	var group sync.WaitGroup
 	for i := range chains {

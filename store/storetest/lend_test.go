@@ -23,11 +23,11 @@ var lendMutants = map[string]mutant{
 
 type freesLent struct{ *mem.Store }
 
-func (s freesLent) Release(ctx context.Context, l store.Lease, count int) error {
-	if l.Lent && count == 0 {
+func (s freesLent) Release(ctx context.Context, l store.Lease) error {
+	if l.Lent {
 		return s.Break(ctx, l.Ask)
 	}
-	return s.Store.Release(ctx, l, count)
+	return s.Store.Release(ctx, l)
 }
 
 type lendsAlways struct{ *mem.Store }
@@ -47,11 +47,11 @@ func (s borrowsLonger) Borrow(ctx context.Context, a store.Ask, t store.Ticket) 
 
 type keepsLoans struct{ *mem.Store }
 
-func (s keepsLoans) Release(ctx context.Context, l store.Lease, count int) error {
+func (s keepsLoans) Release(ctx context.Context, l store.Lease) error {
 	if l.Lender != "" {
 		return nil
 	}
-	return s.Store.Release(ctx, l, count)
+	return s.Store.Release(ctx, l)
 }
 
 type hidesRecall struct{ *mem.Store }

@@ -87,7 +87,7 @@ func (b *bench) stayReader(h *hall, st store.Store) error {
 	err = h.read()
 	b.stay()
 	h.readers.Add(-1)
-	return errors.Join(err, st.Release(b.ctx, l, 0))
+	return errors.Join(err, st.Release(b.ctx, l))
 }
 
 // stayWriter writes, and then reads on.
@@ -106,10 +106,10 @@ func (b *bench) stayWriter(h *hall, st store.Store) error {
 	}
 	h.writers.Add(-1)
 	h.readers.Add(1)
-	err = st.Release(b.ctx, l, 0)
+	err = st.Release(b.ctx, l)
 	b.stay()
 	h.readers.Add(-1)
-	return errors.Join(err, st.Release(b.ctx, r, 0))
+	return errors.Join(err, st.Release(b.ctx, r))
 }
 
 // stayUpgraded reads, and writes in between unless another reader is about to write.
@@ -129,10 +129,10 @@ func (b *bench) stayUpgraded(h *hall, st store.Store) error {
 		err = h.write(1)
 		b.stay()
 		h.writers.Add(-1)
-		err = errors.Join(err, st.Release(b.ctx, up, 0))
+		err = errors.Join(err, st.Release(b.ctx, up))
 	}
 	h.readers.Add(-1)
-	return errors.Join(err, st.Release(b.ctx, l, 0))
+	return errors.Join(err, st.Release(b.ctx, l))
 }
 
 func stressPermits(b *bench) {
@@ -149,7 +149,7 @@ func stressPermits(b *bench) {
 		}
 		b.stay()
 		in.Add(-1)
-		return errors.Join(err, st.Release(b.ctx, l, 0))
+		return errors.Join(err, st.Release(b.ctx, l))
 	})
 	require.Zero(b.t, in.Load())
 }

@@ -191,7 +191,7 @@ func allOvertakes(b *bench) {
 	l := b.take(b.st, b.ask(long))
 	w := b.wait(b.other, b.ask(long))
 	released := make(chan error, 1)
-	go func() { released <- b.st.Release(b.ctx, l, 0) }()
+	go func() { released <- b.st.Release(b.ctx, l) }()
 	for more := true; more; {
 		more = len(released) == 0
 		err := last(b.several(b.st).TryAll(b.ctx, asks))
@@ -221,7 +221,7 @@ func allAfterExpiry(b *bench) {
 		return err == nil
 	})
 	require.False(b.t, time.Now().Before(l.Until()), "another hold has the lock before Lease.Until")
-	b.requireGone(b.other.Release(b.ctx, l, 0))
+	b.requireGone(b.other.Release(b.ctx, l))
 	b.requireHeld(asks...)
 	b.releaseAll(b.st, leases)
 

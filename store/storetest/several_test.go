@@ -137,7 +137,7 @@ type freesOne struct{ *mem.Store }
 func (s freesOne) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
 	errs := make([]error, len(leases))
 	for i, l := range leases[:min(1, len(leases))] {
-		errs[i] = s.Release(ctx, l, 0)
+		errs[i] = s.Release(ctx, l)
 	}
 	return errs
 }
@@ -146,7 +146,7 @@ type freesAny struct{ *mem.Store }
 
 func (s freesAny) ReleaseAll(ctx context.Context, leases []store.Lease) (errs []error) {
 	for _, l := range leases {
-		errs = append(errs, releasesAny(s).Release(ctx, l, 0))
+		errs = append(errs, releasesAny(s).Release(ctx, l))
 	}
 	return errs
 }
@@ -156,7 +156,7 @@ type freesUntilError struct{ *mem.Store }
 func (s freesUntilError) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
 	errs := make([]error, len(leases))
 	for i, l := range leases {
-		if errs[i] = s.Release(ctx, l, 0); errs[i] != nil {
+		if errs[i] = s.Release(ctx, l); errs[i] != nil {
 			break
 		}
 	}
@@ -208,7 +208,7 @@ type freesSurely struct{ *mem.Store }
 
 func (s freesSurely) ReleaseAll(ctx context.Context, leases []store.Lease) (errs []error) {
 	for _, l := range leases {
-		errs = append(errs, alwaysSure(s).Release(ctx, l, 0))
+		errs = append(errs, alwaysSure(s).Release(ctx, l))
 	}
 	return errs
 }

@@ -52,8 +52,7 @@ var mutants = map[string]mutant{
 	"enters what is gone":          {entersGone{mem.New()}, "Commands of a hold that never was"},
 	"releases anybody":             {releasesAny{mem.New()}, "Commands of an old hold change nothing"},
 	"is sure of lost answers":      {alwaysSure{mem.New()}, "A silent server holds up no call"},
-	"shortens leases with Enter":   {entersShort{mem.New()}, "Enter and Release never shorten a lease"},
-	"shortens leases with Release": {releasesShort{mem.New()}, "Enter and Release never shorten a lease"},
+	"shortens leases with Enter":   {entersShort{mem.New()}, "Enter never shortens a lease"},
 	"shortens leases with Renew":   {renewsShort{mem.New()}, "Renew never shortens a lease"},
 	"accepts a limit of 0":         {limitless{mem.New()}, "Check refuses an ask without a limit"},
 	"revives what is gone":         {revives{mem.New()}, "Commands of a hold that never was"},
@@ -256,7 +255,7 @@ func (s limitless) Check(a store.Ask) (store.Ask, error) {
 
 // begin gives the lock of a hold to that hold anew, as mem does not shorten a lease.
 func begin(ctx context.Context, s *mem.Store, l store.Lease, count int) (store.Lease, error) {
-	if err := s.Release(ctx, l, 0); err != nil {
+	if err := s.Release(ctx, l); err != nil {
 		return l, err
 	}
 	if _, err := s.Try(ctx, l.Ask); err != nil {
@@ -281,16 +280,6 @@ func (s entersShort) Enter(ctx context.Context, l store.Lease, count int) (store
 	return begin(ctx, s.Store, l, count)
 }
 
-type releasesShort struct{ *mem.Store }
-
-func (s releasesShort) Release(ctx context.Context, l store.Lease, count int) error {
-	if count > 0 {
-		_, err := begin(ctx, s.Store, l, count)
-		return err
-	}
-	return s.Store.Release(ctx, l, count)
-}
-
 type entersGone struct{ *mem.Store }
 
 func (s entersGone) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
@@ -303,17 +292,17 @@ func (s entersGone) Enter(ctx context.Context, l store.Lease, count int) (store.
 
 type releasesAny struct{ *mem.Store }
 
-func (s releasesAny) Release(ctx context.Context, l store.Lease, count int) error {
+func (s releasesAny) Release(ctx context.Context, l store.Lease) error {
 	if state, err := s.Look(ctx, l.Ask); err == nil {
 		l.ID = state.Owner
 	}
-	return s.Store.Release(ctx, l, count)
+	return s.Store.Release(ctx, l)
 }
 
 type alwaysSure struct{ *mem.Store }
 
-func (s alwaysSure) Release(ctx context.Context, l store.Lease, count int) error {
-	err := s.Store.Release(ctx, l, count)
+func (s alwaysSure) Release(ctx context.Context, l store.Lease) error {
+	err := s.Store.Release(ctx, l)
 	if errors.Is(err, store.ErrUnsure) {
 		return errors.New(err.Error())
 	}
@@ -410,9 +399,9 @@ func (s *endsWithClose) Close() error {
 	return nil
 }
 
-func (s *endsWithClose) Release(ctx context.Context, l store.Lease, count int) error {
+func (s *endsWithClose) Release(ctx context.Context, l store.Lease) error {
 	if s.closed.Load() {
 		return errors.New("the store is closed")
 	}
-	return s.Store.Release(ctx, l, count)
+	return s.Store.Release(ctx, l)
 }

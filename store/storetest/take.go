@@ -97,7 +97,7 @@ func tryOvertakes(b *bench) {
 	l := b.take(b.st, b.ask(long))
 	w := b.wait(b.other, b.ask(long))
 	released := make(chan error, 1)
-	go func() { released <- b.st.Release(b.ctx, l, 0) }()
+	go func() { released <- b.st.Release(b.ctx, l) }()
 	for range 50 {
 		require.Error(b.t, last(b.st.Try(b.ctx, b.ask(long))), "Try takes a lock for which another hold waits")
 	}
@@ -164,7 +164,7 @@ func waitExpiry(b *bench) {
 	w := b.wait(b.other, b.ask(long))
 	next := b.get(w)
 	require.False(b.t, w.at.Before(l.Until()), "another hold has the lock before Lease.Until")
-	b.requireGone(b.st.Release(b.ctx, l, 0))
+	b.requireGone(b.st.Release(b.ctx, l))
 	b.requireOwner(w.ask, 1)
 	b.release(next)
 
@@ -216,15 +216,15 @@ func waitEndsWithGrant(b *bench) {
 		released := make(chan error, 1)
 		switch i % 3 {
 		case 0:
-			released <- b.st.Release(b.ctx, l, 0)
+			released <- b.st.Release(b.ctx, l)
 			b.pause(time.Duration(i) * 50 * time.Microsecond)
 			w.cancel()
 		case 1:
-			go func() { released <- b.st.Release(b.ctx, l, 0) }()
+			go func() { released <- b.st.Release(b.ctx, l) }()
 			w.cancel()
 		default:
 			w.cancel()
-			released <- b.st.Release(b.ctx, l, 0)
+			released <- b.st.Release(b.ctx, l)
 		}
 		b.promptly(func() { <-w.done })
 		require.NoError(b.t, <-released)
@@ -261,7 +261,7 @@ func stress(b *bench) {
 				}
 				number++
 				in.Add(-1)
-				if err := st.Release(b.ctx, l, 0); err != nil {
+				if err := st.Release(b.ctx, l); err != nil {
 					failures <- errors.Join(errors.New("release"), err)
 					return
 				}

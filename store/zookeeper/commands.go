@@ -36,11 +36,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 }
 
 // Release implements [store.Store].
-func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
-	if count > 0 {
-		_, err := s.Enter(ctx, l, count)
-		return err
-	}
+func (s *Store) Release(ctx context.Context, l store.Lease) error {
 	return s.patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func(x *session) error { return s.free(ctx, x, l.Ask) })
 }
 

@@ -76,12 +76,12 @@ func TestNobodyIsInWithTheLastNumberOfACounter(t *testing.T) {
 			}
 			refused()
 			require.Len(t, nodes(t, conn, "/orders"), 2)
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			next := w.get(t)
 			if name != "reader" {
 				require.Greater(t, next.Token, l.Token)
 			}
-			require.NoError(t, other.Release(t.Context(), next, 0))
+			require.NoError(t, other.Release(t.Context(), next))
 			refused()
 			_, err = s.Try(t.Context(), ask())
 			require.ErrorContains(t, err, spent)
@@ -89,7 +89,7 @@ func TestNobodyIsInWithTheLastNumberOfACounter(t *testing.T) {
 			require.NoError(t, conn.Delete("/orders", -1))
 			again, err := other.Try(t.Context(), ask())
 			require.NoError(t, err)
-			require.NoError(t, other.Release(t.Context(), again, 0))
+			require.NoError(t, other.Release(t.Context(), again))
 		})
 	}
 }
@@ -115,7 +115,7 @@ func TestCrowdAtTheEndOfACounterEndsAndLeavesNothing(t *testing.T) {
 					assert.Equal(t, int32(1), in.Add(1))
 					sections.Add(1)
 					in.Add(-1)
-					assert.NoError(t, s.Release(t.Context(), l, 0))
+					assert.NoError(t, s.Release(t.Context(), l))
 				})
 			}
 			all.Wait()
@@ -162,5 +162,5 @@ func TestNodeWhoseNumberAnotherNodeHasIsNotIn(t *testing.T) {
 	_, err = s.Wait(soon(t), ask(10*time.Minute), nothing)
 	require.ErrorContains(t, err, spent)
 	require.Len(t, nodes(t, conn, "/orders"), 2)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }

@@ -31,7 +31,7 @@ func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 	server := zktest.Start(t)
 	proxy, conn := tcptest.NewProxy(t, server.Address()), admin(t, server.Address())
 	s := open(t, proxy.Address())
-	require.NoError(t, s.Release(t.Context(), take(t, s, time.Second), 0))
+	require.NoError(t, s.Release(t.Context(), take(t, s, time.Second)))
 	for range 5 {
 		proxy.LoseAnswers()
 		leases := make(chan store.Lease, 1)
@@ -47,7 +47,7 @@ func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 		case l := <-leases:
 			require.Len(t, nodes(t, conn, "/orders"), 1)
 			require.True(t, l.Unsure, "an earlier create may run yet")
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, s.Forget(t.Context(), []store.Ask{l.Ask})[0])
 		case <-time.After(patience):
 			require.FailNow(t, "the hold does not get the lock")
@@ -69,8 +69,8 @@ func TestNodeThatIsMadeLateDoesNotKeepItsHoldOut(t *testing.T) {
 	_, err = conn.Create(late, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
 	require.NoError(t, conn.Delete(before, -1))
-	require.NoError(t, s.Release(t.Context(), l, 0))
-	require.NoError(t, s.Release(t.Context(), w.get(t), 0))
+	require.NoError(t, s.Release(t.Context(), l))
+	require.NoError(t, s.Release(t.Context(), w.get(t)))
 	require.Empty(t, nodes(t, conn, "/orders"))
 }
 
@@ -109,12 +109,12 @@ func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
 				}
 			}
 			require.Len(t, nodes(t, conn, "/orders"), 2, "answers that passed: %d", passed)
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, s.Forget(t.Context(), []store.Ask{l.Ask})[0])
 			require.Len(t, nodes(t, conn, "/orders"), 1)
 			inside.ID = mode(1).ID
 		}
-		require.NoError(t, s.Release(t.Context(), around, 0))
+		require.NoError(t, s.Release(t.Context(), around))
 	}
 }
 
@@ -146,8 +146,8 @@ func TestUpgradeGoesBackBehindAReaderThatMayBeIn(t *testing.T) {
 	require.Len(t, names, 3)
 	require.Contains(t, names[2], "-up-", "the upgrade waits behind the reader")
 	require.NoError(t, conn.Delete(reader, -1))
-	require.NoError(t, s.Release(t.Context(), up.get(t), 0))
-	require.NoError(t, s.Release(t.Context(), r, 0))
+	require.NoError(t, s.Release(t.Context(), up.get(t)))
+	require.NoError(t, s.Release(t.Context(), r))
 }
 
 func TestUpgradeWithoutItsReaderIsAWaiter(t *testing.T) {
@@ -159,7 +159,7 @@ func TestUpgradeWithoutItsReaderIsAWaiter(t *testing.T) {
 	name := relockzk.NameOf(upgrade.ID, relockzk.UpgradeMark(reader.ID), "__WRIT__", "")
 	_, err = conn.Create("/orders/"+name, nil, zk.FlagEphemeralSequential, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), r, 0))
+	require.NoError(t, s.Release(t.Context(), r))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	state, err := s.Look(ctx, reader)
@@ -175,7 +175,7 @@ func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	next := wait(t, open(t, server.Address()), 20*time.Second)
 	proxy.LoseAnswers()
 	released := make(chan error, 1)
-	go func() { released <- s.Release(t.Context(), l, 0) }()
+	go func() { released <- s.Release(t.Context(), l) }()
 	granted := next.get(t)
 	proxy.Cut()
 	proxy.Resume()
@@ -183,7 +183,7 @@ func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)
 	require.NotEmpty(t, nodes(t, conn, "/orders"), "the repeated delete has freed the next hold")
-	require.NoError(t, s.Release(t.Context(), granted, 0))
+	require.NoError(t, s.Release(t.Context(), granted))
 }
 
 // The server does not hear of the end of the session, so the node of the waiter stays for the timeout
@@ -206,12 +206,12 @@ func TestNodeOfAnOldSessionGivesNoLock(t *testing.T) {
 		names := nodes(t, conn, "/orders")
 		return names[len(names)-1] != old
 	}, "the waiter queues again")
-	require.NoError(t, other.Release(t.Context(), l, 0))
+	require.NoError(t, other.Release(t.Context(), l))
 	held := w.get(t)
 	for gone := time.After(session); ; {
 		select {
 		case <-gone: // the old session
-			require.NoError(t, s.Release(t.Context(), held, 0))
+			require.NoError(t, s.Release(t.Context(), held))
 			return
 		case <-time.After(50 * time.Millisecond):
 		}
@@ -235,8 +235,8 @@ func TestNodeOfAnOldSessionInsideAHoldIsMadeAnew(t *testing.T) {
 	_, stat, err := conn.Get(old)
 	require.NoError(t, err)
 	require.NotEqual(t, conn.SessionID(), stat.EphemeralOwner)
-	require.NoError(t, s.Release(t.Context(), r, 0))
-	require.NoError(t, s.Release(t.Context(), w, 0))
+	require.NoError(t, s.Release(t.Context(), r))
+	require.NoError(t, s.Release(t.Context(), w))
 }
 
 // A renewal that was answered before the release ends after it.
@@ -255,7 +255,7 @@ func TestRenewalsThatMeetTheReleaseLeaveNothing(t *testing.T) {
 			})
 		}
 		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: 20 * time.Second, Count: 1}})[0])
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		all.Wait()
 		require.Zero(t, s.Users(), "a hold that is released is kept")
 	}
@@ -273,8 +273,8 @@ func TestConnectionThatIsCutIsNoLoss(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, l.Token, entered.Token)
 	}
-	require.NoError(t, s.Release(t.Context(), l, 0))
-	require.NoError(t, s.Release(t.Context(), waiting.get(t), 0))
+	require.NoError(t, s.Release(t.Context(), l))
+	require.NoError(t, s.Release(t.Context(), waiting.get(t)))
 }
 
 func TestServerThatRestartsKeepsTheHold(t *testing.T) {
@@ -289,7 +289,7 @@ func TestServerThatRestartsKeepsTheHold(t *testing.T) {
 		}
 	}
 	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 func TestSessionThatEndsLosesAllHoldsAndKeepsTheWaiters(t *testing.T) {
@@ -317,8 +317,8 @@ func TestSessionThatEndsLosesAllHoldsAndKeepsTheWaiters(t *testing.T) {
 	case <-time.After(patience):
 		require.FailNow(t, "Watch does not tell of the end of the session")
 	}
-	require.NoError(t, other.Release(t.Context(), granted, 0))
-	require.NoError(t, s.Release(t.Context(), behind.get(t), 0))
+	require.NoError(t, other.Release(t.Context(), granted))
+	require.NoError(t, s.Release(t.Context(), behind.get(t)))
 }
 
 func TestLeaderThatIsKilledKeepsHoldsAndOrder(t *testing.T) {
@@ -336,12 +336,12 @@ func TestLeaderThatIsKilledKeepsHoldsAndOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, l.Token, entered.Token)
 	for _, w := range line {
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		next := w.get(t)
 		require.Greater(t, next.Token, l.Token)
 		l = next
 	}
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 var _ = func() bool {
@@ -371,7 +371,7 @@ func TestClientsThatAreKilledFreeTheirPlaces(t *testing.T) {
 	killed := time.Now()
 	l := last.get(t)
 	require.Less(t, last.at.Sub(killed), 3*shortSession)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // handOvers returns the number of packets of four hand-overs with n waiters. The first hold has
@@ -387,15 +387,15 @@ func handOvers(t *testing.T, server *zktest.Server, n int, ask func(i int) store
 	}
 	before := server.Requests()
 	for _, w := range line[:4] {
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		l = w.get(t)
 	}
 	spent := server.Requests() - before
 	for _, w := range line[4:] {
-		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Release(t.Context(), l))
 		l = w.get(t)
 	}
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	return spent
 }
 
@@ -424,7 +424,7 @@ func TestNothingIsLeftOfALock(t *testing.T) {
 	s := open(t, server.Address(), relockzk.WithRoot("/locks"))
 	l := take(t, s, 20*time.Second)
 	require.NoError(t, s.Close())
-	require.NoError(t, s.Release(t.Context(), l, 0), "Close keeps the session for the open hold")
+	require.NoError(t, s.Release(t.Context(), l), "Close keeps the session for the open hold")
 	redistest.Eventually(t, patience, func() bool {
 		exists, _, err := conn.Exists("/locks")
 		return err == nil && !exists

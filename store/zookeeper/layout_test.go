@@ -30,7 +30,7 @@ func TestNodesAreThoseOfCurator(t *testing.T) {
 	require.Equal(t, `127.0.0.1 {"hold":"`+string(l.ID)+`","count":1,"ms":10000}`, string(data))
 	require.Equal(t, stat.Czxid, l.Token)
 	require.NotZero(t, stat.EphemeralOwner)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 func TestListWalksTheTree(t *testing.T) {
@@ -50,7 +50,7 @@ func TestListWalksTheTree(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, found, "and nothing of the server's own")
 		for _, l := range leases {
-			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), l))
 		}
 	}
 }
@@ -70,7 +70,7 @@ func TestNodesOfReadersAndWritersAreThoseOfCurator(t *testing.T) {
 	reader.With = w.ID
 	r, err := s.Try(t.Context(), reader)
 	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), w, 0))
+	require.NoError(t, s.Release(t.Context(), w))
 	inside := nodes(t, conn, "/orders")
 	require.Len(t, inside, 1)
 	require.Regexp(t, form("in-", "__READ__"), inside[0])
@@ -85,15 +85,15 @@ func TestNodesOfReadersAndWritersAreThoseOfCurator(t *testing.T) {
 	names = nodes(t, conn, "/orders")
 	require.Len(t, names, 3)
 	require.Regexp(t, form("up-[0-9a-f-]{36}-", "__WRIT__"), names[2])
-	require.NoError(t, s.Release(t.Context(), beside, 0))
+	require.NoError(t, s.Release(t.Context(), beside))
 	l := up.get(t)
 	names = nodes(t, conn, "/orders")
 	require.Len(t, names, 2)
 	for _, name := range names {
 		require.Equal(t, number(inside[0]), number(name), "the upgrade has the place of its reader")
 	}
-	require.NoError(t, s.Release(t.Context(), l, 0))
-	require.NoError(t, s.Release(t.Context(), r, 0))
+	require.NoError(t, s.Release(t.Context(), l))
+	require.NoError(t, s.Release(t.Context(), r))
 	require.Empty(t, nodes(t, conn, "/orders"))
 }
 
@@ -112,8 +112,8 @@ func TestReaderInsideALostWriterQueues(t *testing.T) {
 	var busy *store.Busy
 	require.ErrorAs(t, err, &busy)
 	queued := waitFor(t, s, inside)
-	require.NoError(t, s.Release(t.Context(), l, 0))
-	require.NoError(t, s.Release(t.Context(), queued.get(t), 0))
+	require.NoError(t, s.Release(t.Context(), l))
+	require.NoError(t, s.Release(t.Context(), queued.get(t)))
 }
 
 // TestLockOfTheClientLibraryExcludesHolds takes the lock with zk.Lock, whose nodes have Curator's
@@ -136,7 +136,7 @@ func TestLockOfTheClientLibraryExcludesHolds(t *testing.T) {
 	go func() { locked <- theirs.Lock() }()
 	require.Eventually(t, func() bool { return len(nodes(t, conn, "/orders")) == 2 }, patience, time.Millisecond)
 	require.Empty(t, locked)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 	require.NoError(t, <-locked)
 
 	state, err := s.Look(t.Context(), ask(time.Second))
@@ -156,8 +156,8 @@ func TestOtherChildrenOfALockDoNotCount(t *testing.T) {
 	require.NoError(t, err)
 	l, err := s.Try(t.Context(), ask(10*time.Second))
 	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), below, 0))
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), below))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 func TestCheckRefusesWhatASessionCannotKeep(t *testing.T) {
@@ -191,7 +191,7 @@ func TestServerWithShorterSessionsRefusesALongLease(t *testing.T) {
 	}
 	require.Empty(t, nodes(t, admin(t, server.Address()), "/orders"))
 	require.NoError(t, s.CheckServer(t.Context(), ask(3*time.Second)))
-	require.NoError(t, s.Release(t.Context(), take(t, s, 3*time.Second), 0))
+	require.NoError(t, s.Release(t.Context(), take(t, s, 3*time.Second)))
 }
 
 func TestDelayKeepsTheLockAfterACrash(t *testing.T) {
@@ -210,7 +210,7 @@ func TestDelayKeepsTheLockAfterACrash(t *testing.T) {
 	require.GreaterOrEqual(t, w.at.Sub(l.Sent), a.Kept(a.TTL))
 	proxy.Cut()
 	proxy.Resume()
-	require.NoError(t, crashing.Release(t.Context(), next, 0))
+	require.NoError(t, crashing.Release(t.Context(), next))
 }
 
 func TestNodesOfOthersAreClosedToStrangers(t *testing.T) {
@@ -229,7 +229,7 @@ func TestNodesOfOthersAreClosedToStrangers(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, found, "it may not see the locks, and sees others")
 	require.Less(t, time.Since(begun), bound.Of(5*time.Second), "nothing is tried again")
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 func TestCheckServerNamesTheStepThatFails(t *testing.T) {
@@ -272,7 +272,7 @@ func TestDialerIsAsked(t *testing.T) {
 			asked <- address
 			return new(net.Dialer).DialContext(ctx, network, server.Address())
 		}))
-	require.NoError(t, s.Release(t.Context(), take(t, s, time.Second), 0))
+	require.NoError(t, s.Release(t.Context(), take(t, s, time.Second)))
 	require.Equal(t, "127.0.0.1:2181", <-asked)
 }
 

@@ -145,13 +145,13 @@ func TestGrantAfterALongWaitHasAWholeLease(t *testing.T) {
 		next := waitFor(t, s, asks[1])
 		<-time.After(asks[1].TTL)
 		released := time.Now()
-		require.NoError(t, holder.Release(t.Context(), l, 0))
+		require.NoError(t, holder.Release(t.Context(), l))
 		granted := next.get(t)
 		require.False(t, granted.Sent.Before(released), "%s: the lease counts from %v before its turn", name, released.Sub(granted.Sent))
 		if name == "reader" {
 			require.Zero(t, granted.Token, "a reader draws its token when it is asked for, as upgrades may come before it")
 		}
-		require.NoError(t, s.Release(t.Context(), granted, 0))
+		require.NoError(t, s.Release(t.Context(), granted))
 	}
 }
 
@@ -175,15 +175,15 @@ func TestCommandsAreFew(t *testing.T) {
 		commands int
 		run      func() error
 	}{
-		{"pair", 3, func() error { return s.Release(t.Context(), take(t, s, 10*time.Minute), 0) }},
+		{"pair", 3, func() error { return s.Release(t.Context(), take(t, s, 10*time.Minute)) }},
 		{"entry", 1, func() error { _, err := s.Enter(t.Context(), one, 1); return err }},
 		{"entry that is noted", 1, func() error { _, err := s.Enter(t.Context(), one, 2); return err }},
 		{"renewal", 1, func() error { count(2); return errors.Join(s.Renew(t.Context(), renewals[:1])...) }},
 		{"renewal of 250", 3, func() error { return errors.Join(s.Renew(t.Context(), renewals)...) }},
 		{"renewal of 250 with a new count", 3, func() error { count(1); return errors.Join(s.Renew(t.Context(), renewals)...) }},
 	} {
-		require.NoError(t, s.Release(t.Context(), take(t, s, 10*time.Minute), 0)) // the path of the lock
-		before := server.Requests() + 1                                           // the question itself
+		require.NoError(t, s.Release(t.Context(), take(t, s, 10*time.Minute))) // the path of the lock
+		before := server.Requests() + 1                                        // the question itself
 		require.NoError(t, c.run())
 		assert.Equal(t, c.commands, server.Requests()-before, c.name)
 	}

@@ -25,7 +25,7 @@ func TestServerWithoutAnAddressIsLeftOut(t *testing.T) {
 	server := zktest.Start(t)
 	s := open(t, noHost+","+server.Address())
 	for range 5 {
-		require.NoError(t, s.Release(t.Context(), take(t, s, time.Second), 0))
+		require.NoError(t, s.Release(t.Context(), take(t, s, time.Second)))
 		s.EndSession()
 	}
 }
@@ -132,7 +132,7 @@ func TestServerThatIsSilentFromTheStartIsLeftOut(t *testing.T) {
 	defer cancel()
 	l, err := s.Wait(ctx, ask(time.Second), nothing)
 	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // The server of a session stands still, and the others do not.

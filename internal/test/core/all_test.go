@@ -555,11 +555,11 @@ type lateReleases struct {
 	count atomic.Int64
 }
 
-func (s *lateReleases) Release(ctx context.Context, l store.Lease, count int) error {
+func (s *lateReleases) Release(ctx context.Context, l store.Lease) error {
 	if s.over.Load() {
 		s.count.Add(1)
 	}
-	return s.Store.Release(ctx, l, count)
+	return s.Store.Release(ctx, l)
 }
 
 // TestCloseWaitsForLocksThatAreGivenBack closes a client whose call waits for the last of many
@@ -588,5 +588,5 @@ func TestCloseWaitsForLocksThatAreGivenBack(t *testing.T) {
 		require.ErrorIs(t, <-failed, relock.ErrClosed)
 		require.Zero(t, s.count.Load(), "releases after Close")
 	}
-	require.NoError(t, memory.Release(t.Context(), last, 0))
+	require.NoError(t, memory.Release(t.Context(), last))
 }

@@ -186,7 +186,7 @@ func TestACommandThatMeetsAnUnlockIsNoLoss(t *testing.T) {
 			return func(ctx context.Context) (context.Context, error) { _, err := l.Token(ctx); return ctx, err }
 		}},
 		"Lock":   {stage.CmdEnter, func(l *relock.Lock) stage.Locking { return l.Lock }},
-		"Unlock": {stage.CmdRelease, stage.Unlock},
+		"Unlock": {stage.CmdEnter, stage.Unlock},
 	}
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
@@ -198,11 +198,10 @@ func TestACommandThatMeetsAnUnlockIsNoLoss(t *testing.T) {
 				inner := w.Enter(outer, l)
 				m.Link.Once(stage.Delay(time.Second, 0), c.verb)
 				call := w.Begin(context.WithoutCancel(inner), c.call(l)) // reaches the store when the lock is free
-				m.Link.Once(stage.Delay(0, 2*time.Second), stage.CmdRelease)
 				if name != "Unlock" {
 					w.Leave(inner, l)
-					m.Link.Once(stage.Delay(0, 2*time.Second), stage.CmdRelease)
 				}
+				m.Link.Once(stage.Delay(0, 2*time.Second), stage.CmdRelease)
 				last := w.Begin(outer, stage.Unlock(l))
 				require.NoError(t, last.Failure())
 				err := call.Failure()

@@ -178,7 +178,7 @@ func TestACommandThatEndsItsGoroutineLeavesNothing(t *testing.T) {
 	}
 	for name, options := range lines() {
 		for what, work := range works {
-			for _, command := range []stage.Command{stage.CmdTry, stage.CmdWait, stage.CmdRelease, stage.CmdTryAll, stage.CmdReleaseAll} {
+			for _, command := range []stage.Command{stage.CmdTry, stage.CmdWait, stage.CmdEnter, stage.CmdRelease, stage.CmdTryAll, stage.CmdReleaseAll} {
 				for _, hasRun := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%s, %s, %s %t", name, what, command, hasRun), func(t *testing.T) {
 						stage.Fake(t, func(t *testing.T, w *stage.World) {
@@ -336,9 +336,9 @@ func (h *hostile) Enter(ctx context.Context, l store.Lease, count int) (store.Le
 	return h.Store.Enter(ctx, l, count)
 }
 
-func (h *hostile) Release(ctx context.Context, l store.Lease, count int) error {
+func (h *hostile) Release(ctx context.Context, l store.Lease) error {
 	h.at("Release")
-	return h.Store.Release(ctx, l, count)
+	return h.Store.Release(ctx, l)
 }
 
 func (h *hostile) ReleaseAll(ctx context.Context, leases []store.Lease) []error {

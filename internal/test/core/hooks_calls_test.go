@@ -344,8 +344,8 @@ func TestCommandsOfACallAreUnderItsTrace(t *testing.T) {
 		section := w.Enter(t.Context(), l)
 		inner := w.Enter(section, l)
 		require.Equal(t, "acquire", found[stage.CmdEnter])
-		found[stage.CmdRelease] = nil
 		w.Leave(inner, l)
+		require.Equal(t, "section", found[stage.CmdEnter])
 		w.Leave(section, l)
 		require.Equal(t, "section", found[stage.CmdRelease])
 		require.ErrorIs(t, context.Cause(section), relock.ErrReleased)

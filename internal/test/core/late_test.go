@@ -137,7 +137,7 @@ func TestCountIsWrongAfterALostAnswerForOneCommand(t *testing.T) {
 				stage.Pass(20 * time.Millisecond)
 				w.RequireCount("a", 1)
 				inner := w.Enter(outer, l)
-				lose(m.Link, stage.CmdRelease)
+				lose(m.Link, stage.CmdEnter)
 				require.ErrorContains(t, l.Unlock(inner), "the entry is left, and the count will be sent again")
 				require.Equal(t, 1, l.Count(outer))
 				stage.Pass(20 * time.Millisecond)
@@ -155,7 +155,7 @@ func TestCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(outer, l)
-		broken := m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdRelease, stage.CmdRenew)
+		broken := m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdEnter, stage.CmdRenew)
 		require.Error(t, l.Unlock(inner))
 		stage.Pass(30 * time.Minute)
 		w.RequireCount("a", 2)
@@ -227,9 +227,10 @@ func TestALateExitDoesNotTouchWhatIsEnteredByThen(t *testing.T) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
-		tape.Keep(stage.CmdRelease)
-		require.NoError(t, l.Unlock(w.Enter(outer, l)), "the second attempt is answered")
 		inner := w.Enter(outer, l)
+		tape.Keep(stage.CmdEnter)
+		require.NoError(t, l.Unlock(inner), "the second attempt is answered")
+		inner = w.Enter(outer, l)
 		require.Equal(t, 1, tape.Play())
 		stage.Pass(relock.DefaultTTL / 3)
 		w.RequireCount("a", 2)
@@ -257,9 +258,7 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 				case stage.CmdEnter:
 					w.GiveUp(outer, l.Lock)
 				case stage.CmdRelease:
-					w.Enter(outer, l)
-					require.NoError(t, l.Unlock(w.Enter(outer, l)))
-					outer = w.Enter(context.WithoutCancel(outer), l)
+					w.Leave(outer, l)
 				case stage.CmdRenew:
 					stage.Pass(relock.DefaultTTL / 3)
 				case stage.CmdForget:

@@ -223,7 +223,7 @@ func TestLineDoesNotPassOnALockWhoseCountMayBeWrong(t *testing.T) {
 		m, l, section, waiting := stage.Passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
 		owner := w.Owner("a")
 		inner := w.Enter(section, l)
-		broken := m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdRelease, stage.CmdRenew)
+		broken := m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdEnter, stage.CmdRenew)
 		require.ErrorIs(t, l.Unlock(inner), stage.ErrBroken)
 		stage.Settle()
 		broken.End()

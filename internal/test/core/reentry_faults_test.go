@@ -264,7 +264,7 @@ func TestAnInnerExitThatIsRefusedIsToldLater(t *testing.T) {
 				outer := w.Enter(t.Context(), l)
 				inner := w.Enter(outer, l)
 				third := w.Enter(relock.WithSection(t.Context(), outer), l)
-				bad := m.Link.On(act, stage.CmdRelease, stage.CmdRenew)
+				bad := m.Link.On(act, stage.CmdEnter, stage.CmdRenew)
 				for _, section := range []context.Context{third, inner} {
 					err := l.Unlock(section)
 					require.ErrorContains(t, err, "not confirmed by the store; the entry is left, and the count will be sent again")
@@ -297,7 +297,7 @@ func TestAnInnerExitThatIsToldAgain(t *testing.T) {
 		t.Cleanup(cancel)
 		outer = w.Enter(request, l)
 		inner := w.Enter(outer, l)
-		m.Link.On(stage.Refuse(stage.ErrRefused), stage.CmdRelease, stage.CmdRenew)
+		m.Link.On(stage.Refuse(stage.ErrRefused), stage.CmdEnter, stage.CmdRelease, stage.CmdRenew)
 		require.ErrorIs(t, l.Unlock(inner), stage.ErrRefused)
 		stage.Pass(10 * time.Second)
 		return m, l, outer, cancel
@@ -346,7 +346,7 @@ func TestAnInnerUnlockGivesUpAtTheEndOfItsLease(t *testing.T) {
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(outer, l)
-		m.Link.Cut(stage.CmdRelease)
+		m.Link.Cut(stage.CmdEnter)
 		exit := w.Begin(inner, stage.Unlock(l))
 		err := exit.Failure()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -432,7 +432,7 @@ func TestACommandThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
 				l := m.NewLock("a")
 				outer := w.Enter(t.Context(), l)
 				inner := w.Enter(relock.WithSection(t.Context(), outer), l)
-				late := m.Link.On(slowly(time.Second), stage.CmdRelease, stage.CmdToken, stage.CmdRenew)
+				late := m.Link.On(slowly(time.Second), stage.CmdEnter, stage.CmdToken, stage.CmdRenew)
 				if name != "an inner exit" {
 					late.End()
 					m.Link.On(slowly(time.Second), stage.CmdToken, stage.CmdRenew)
@@ -510,7 +510,7 @@ func TestAnInnerExitThatIsAnsweredBehindALossIsNoSecondLoss(t *testing.T) {
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(relock.WithSection(t.Context(), outer), l)
 		stage.Pass(time.Second) // the client watches the store
-		m.Link.Once(stage.Delay(0, time.Second), stage.CmdRelease)
+		m.Link.Once(stage.Delay(0, time.Second), stage.CmdEnter)
 		unlocking := w.Begin(inner, stage.Unlock(l))
 		w.Store.Lose("a")
 		require.Equal(t, relock.LossTaken, w.Lost(outer))

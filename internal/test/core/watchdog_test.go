@@ -438,17 +438,16 @@ func late(d time.Duration) stage.Action {
 func TestAnAnswerBehindTheDeadlineDoesNotReviveAHold(t *testing.T) {
 	const ttl = 10 * time.Second
 	for name, ask := range map[string]struct {
-		lease   func(time.Duration) relock.Option
-		command stage.Command
-		call    func(l *relock.Lock, inner context.Context) error
+		lease func(time.Duration) relock.Option
+		call  func(l *relock.Lock, inner context.Context) error
 	}{
-		"of a nested Lock": {relock.WithTTL, stage.CmdEnter, func(l *relock.Lock, inner context.Context) error {
+		"of a nested Lock": {relock.WithTTL, func(l *relock.Lock, inner context.Context) error {
 			return stage.ErrorOf(l.Lock(context.WithoutCancel(inner)))
 		}},
-		"of an inner Unlock": {relock.WithTTL, stage.CmdRelease, func(l *relock.Lock, inner context.Context) error {
+		"of an inner Unlock": {relock.WithTTL, func(l *relock.Lock, inner context.Context) error {
 			return l.Unlock(inner)
 		}},
-		"of an Extend": {relock.WithFixedLease, stage.CmdEnter, func(l *relock.Lock, inner context.Context) error {
+		"of an Extend": {relock.WithFixedLease, func(l *relock.Lock, inner context.Context) error {
 			return l.Extend(context.WithoutCancel(inner), ttl)
 		}},
 	} {
@@ -465,7 +464,7 @@ func TestAnAnswerBehindTheDeadlineDoesNotReviveAHold(t *testing.T) {
 				stage.Pass(ttl - time.Second)
 				require.Zero(t, link.Sent(stage.CmdRenew), "the watchdog is held up")
 				require.NoError(t, outer.Err())
-				link.Once(late(2*time.Second), ask.command)
+				link.Once(late(2*time.Second), stage.CmdEnter)
 				answer := make(chan error, 1)
 				go func() { answer <- ask.call(l, inner) }()
 				stage.Pass(time.Second)
@@ -474,7 +473,7 @@ func TestAnAnswerBehindTheDeadlineDoesNotReviveAHold(t *testing.T) {
 				err = <-answer
 				require.False(t, l.Held(outside), "and stays passed: %v", err)
 				require.Zero(t, l.Remaining(outside))
-				if ask.command == stage.CmdEnter {
+				if name != "of an inner Unlock" {
 					require.ErrorIs(t, err, relock.ErrLockLost)
 				}
 				stage.Pass(2 * ttl)

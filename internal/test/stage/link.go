@@ -181,8 +181,8 @@ func (k *Link) Enter(ctx context.Context, l store.Lease, count int) (got store.L
 }
 
 // Release implements store.Store.
-func (k *Link) Release(ctx context.Context, l store.Lease, count int) error {
-	return k.through(ctx, CmdRelease, func() error { return k.Store.Release(ctx, l, count) })
+func (k *Link) Release(ctx context.Context, l store.Lease) error {
+	return k.through(ctx, CmdRelease, func() error { return k.Store.Release(ctx, l) })
 }
 
 // Renew implements store.Store.

@@ -136,14 +136,14 @@ func (p *Tape) Enter(ctx context.Context, l store.Lease, count int) (store.Lease
 }
 
 // Release implements store.Store.
-func (p *Tape) Release(ctx context.Context, l store.Lease, count int) error {
-	if p.keeps(CmdRelease, func() { _ = p.Store.Release(context.Background(), l, count) }) {
+func (p *Tape) Release(ctx context.Context, l store.Lease) error {
+	if p.keeps(CmdRelease, func() { _ = p.Store.Release(context.Background(), l) }) {
 		if err := unanswered(ctx); err != nil {
 			return err
 		}
-		return store.Unsure(p.Link.Release(ctx, l, count))
+		return store.Unsure(p.Link.Release(ctx, l))
 	}
-	return p.Link.Release(ctx, l, count)
+	return p.Link.Release(ctx, l)
 }
 
 // Renew implements store.Store.
