@@ -91,7 +91,7 @@
 // In all of these the token helps: give [Lock.Token] to the resource that the lock guards, and let
 // the resource refuse a token smaller than the largest one it has seen. Package fence does that for
 // SQL databases and over HTTP, and [Lock.Eval] does it for data in Redis. A repeat is another
-// matter: see packages once, oncehttp and oncesql.
+// matter: see packages once, oncehttp and oncesql. Package leader has one process of many lead.
 //
 // The number of waiters has no limit, unless [WithMaxWaiters] sets one.
 //

@@ -584,27 +584,6 @@ func ExampleClient_NewLocks() {
 	// <nil>
 }
 
-// One process leads at a time. When it goes, the next one does.
-func ExampleLock_Lead() {
-	client := inMemory()
-	defer client.Close()
-	leader := client.NewLock("leader:reports")
-
-	ctx, stop := context.WithCancel(context.Background())
-	err := leader.Lead(ctx, func(ctx context.Context) error {
-		fmt.Println("leading")
-		stop() // the process is told to end
-		<-ctx.Done()
-		fmt.Println("not any more")
-		return ctx.Err()
-	})
-	fmt.Println(err)
-	// Output:
-	// leading
-	// not any more
-	// context canceled; the caller's context has ended
-}
-
 // At the signal, requests that wait for a lock end at once, and those that have it finish.
 func ExampleWithStop() {
 	client := inMemory()

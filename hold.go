@@ -15,7 +15,7 @@ type hold struct {
 	holder Holder
 	around *hold // in the other mode, of a read-write lock; nil: none
 	*settings
-	leader bool // begun by Lead
+	leader bool // begun by package leader
 
 	// Guarded by the table's mutex.
 	state      holdState

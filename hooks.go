@@ -270,7 +270,7 @@ type AcquireFinished struct {
 	Waited    bool          // another holder had the lock, and the call could wait for it
 	Queued    bool          // the call had a place in the queue, or in a line, and a Queued event
 	Wake      Wake          // how a queued call got the lock
-	Leader    bool          // of [Lock.Lead]; of a nested entry, whether Lead has begun the hold
+	Leader    bool          // of package leader; of a nested entry, whether a leader has begun the hold
 	TTL       time.Duration // of the hold; without the lock, the TTL of the attempt
 	Err       error         // the error of the call
 }
@@ -296,7 +296,7 @@ type Released struct {
 	TTL      time.Duration
 	Held     time.Duration // from the first entry to the last exit
 	MaxDepth int           // the highest hold count
-	Leader   bool          // begun by [Lock.Lead]
+	Leader   bool          // begun by package leader
 	Err      error         // why the release was not confirmed, nil if the store confirmed
 }
 
@@ -319,7 +319,7 @@ type Lost struct {
 	Reason   LossReason
 	Held     time.Duration // from the first entry until the loss was noticed
 	MaxDepth int           // the highest hold count
-	Leader   bool          // begun by [Lock.Lead]
+	Leader   bool          // begun by package leader
 }
 
 // Leaked is the event of [Hooks.Leaked].
@@ -347,7 +347,7 @@ type Closed struct {
 	TTL      time.Duration
 	Held     time.Duration // from the first entry until Close
 	MaxDepth int           // the highest hold count
-	Leader   bool          // begun by [Lock.Lead]
+	Leader   bool          // begun by package leader
 }
 
 // Dropped is the event of [Hooks.Dropped].

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/go-relock/relock/internal/inside"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/timers"
 	"github.com/go-relock/relock/store"
@@ -31,7 +32,6 @@ var _ Locker = (*Lock)(nil)
 //	Do, DoFor; Lock, TryLock, TryLockFor, Unlock    a section
 //	Token, Held, Remaining, Count, Extend, Wanted   in a section
 //	State, Ask, ForceUnlock                         from outside, for operators
-//	Lead, Campaign, Leaders                         one process of many
 //	Eval, Run, TryLockIf                            scripts in Redis
 //	Lend, Borrow, HandOff, ResumeTicket, Accept     sections that travel
 type Lock struct {
@@ -567,6 +567,31 @@ func (h *hold) freed(err error) error {
 		return fmt.Errorf("not confirmed by the store, so the lock is free within %s at the latest: %w", h.lease.Kept(h.longest()), err)
 	}
 	return nil
+}
+
+// Internal returns what the packages of this module that stand on a Lock need of it: leader and
+// once. Its type is internal to the module. For other programs it is of no use.
+func (l *Lock) Internal() inside.Lock {
+	lead := func(ctx context.Context) (context.Context, error) {
+		return (&acquiring{lock: l, ctx: ctx, wait: forever, event: AcquireFinished{Leader: true}}).run()
+	}
+	if l.Err() != nil {
+		return inside.Lock{Lead: lead} // which says so
+	}
+	c := l.client
+	return inside.Lock{
+		Store: c.store, Ask: l.ask, Life: c.life, Go: c.group.GoOpen, Lead: lead,
+		Log: func(level slog.Level, text string, attrs ...slog.Attr) {
+			c.log(l.settings.logger, level, text, attrs...)
+		},
+		Stoppable: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			stopped, cancel := stoppable(ctx, ctx)
+			if cancel == nil {
+				return ctx, func() {}
+			}
+			return stopped, cancel
+		},
+	}
 }
 
 // NewLock returns the lock called name, 1 to [MaxNameLen] bytes. NewLock does not talk to the

@@ -216,7 +216,7 @@ func WithLockDelay(d time.Duration) Option {
 // wait at all is [Lock.TryLock]. For a service with more work than it can do, a quick refusal is
 // better than a queue. With [WithLocalPass] a call counts the calls before it in the line of its
 // client, and then the waiters before it in the store's queue. Waiters whose processes have died
-// count until their turn. [Lock.Lead] ends with a refusal.
+// count until their turn. A candidate of package leader ends with a refusal.
 //
 // n is at least 1; 0, the default, is no limit. A store whose waiters race, such as
 // [WithRedissonLayout], has no queue to count, so the locks of such a client are [ErrInvalid].

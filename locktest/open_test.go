@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -65,7 +66,7 @@ func TestACandidateThatGoesOnFailsTheTest(t *testing.T) {
 	p := &program{TB: t}
 	client, err := relock.Open(mem.New(), relock.WithHooks(locktest.NoneOpen(p)))
 	require.NoError(t, err)
-	candidate := client.NewLock("a").Campaign(t.Context())
+	candidate := leader.Campaign(t.Context(), client.NewLock("a"))
 	for changes := candidate.Changes(); !candidate.IsLeader(); changes = candidate.Changes() {
 		<-changes
 	}

@@ -84,14 +84,18 @@ func Every(ctx context.Context, o *Once, name string, period time.Duration, fn f
 	if err := s.check(ctx); err != nil {
 		return err
 	}
-	for pause := (attempts.Pause{}); ctx.Err() == nil; {
+	report := s.clock.lock.Internal().Ask.Report
+	pause, failures, since := attempts.Pause{}, 0, time.Now()
+	for ctx.Err() == nil {
 		rest, err := s.round(ctx)
 		if err == nil {
-			pause = attempts.Pause{}
+			pause, failures, since = attempts.Pause{}, 0, time.Now()
 			lifetime.Sleep(ctx.Done(), rest)
 			continue
 		}
-		if passes(err) {
+		if passes(err) && ctx.Err() == nil {
+			failures++
+			report.Retrying("every", failures, since, err)
 			pause.Wait(ctx.Done())
 			err = s.waitForRedis(ctx)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/fence"
 	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/once"
 	"github.com/go-relock/relock/store/mem"
 	_ "modernc.org/sqlite"
@@ -173,8 +174,8 @@ func TestQuickstartShutdown(t *testing.T) {
 
 // page: leader
 func lead(ctx context.Context, locks *relock.Client, run func(ctx context.Context) error) error {
-	leader := locks.NewLock("leader:reports", relock.WithTTL(15*time.Second))
-	return leader.Lead(ctx, func(ctx context.Context) error {
+	lock := locks.NewLock("leader:reports", relock.WithTTL(15*time.Second))
+	return leader.Run(ctx, lock, func(ctx context.Context) error {
 		return run(ctx) // while this process leads; ctx ends when it does not lead any more
 	})
 }
@@ -182,13 +183,13 @@ func lead(ctx context.Context, locks *relock.Client, run func(ctx context.Contex
 // end
 
 // page: campaign
-func status(c *relock.Candidacy, leader *relock.Lock) http.HandlerFunc {
+func status(c *leader.Candidacy, lock *relock.Lock) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if c.IsLeader() {
 			fmt.Fprintln(w, "leader")
 			return
 		}
-		state, err := leader.State(r.Context())
+		state, err := lock.State(r.Context())
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
@@ -205,7 +206,7 @@ func TestQuickstartCampaign(t *testing.T) {
 		require.NoError(t, err)
 		defer client.Close()
 		lock := client.NewLock("leader")
-		c := lock.Campaign(t.Context())
+		c := leader.Campaign(t.Context(), lock)
 		require.Eventually(t, func() bool {
 			w := httptest.NewRecorder()
 			status(c, lock)(w, httptest.NewRequest(http.MethodGet, "/", nil))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/leader"
 )
 
 // ship is the work of a section.
@@ -29,13 +30,13 @@ func TestReadmeWhole(t *testing.T) {
 
 //nolint:ineffassign // a list of verbs, and not a program
 func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) error) (err error) {
-	lock, leader := client.NewLock("orders:42"), client.NewLock("leader")
+	lock, leaders := client.NewLock("orders:42"), client.NewLock("leader")
 	script, keys := "return redis.call('INCR', KEYS[1])", []string{lock.Key() + ":shipped"}
 	// page: verbs
 	err = lock.Do(ctx, fn)                 // the form to prefer: unlocks on every path, and reports a loss
 	err = lock.DoFor(ctx, time.Second, fn) // waits for the lock for a second at most
-	err = lock.Lead(ctx, fn)               // leader election: after a loss it campaigns again
-	candidate := leader.Campaign(ctx)      // the same in the background: candidate.IsLeader()
+	err = leader.Run(ctx, leaders, fn)     // leader election: after a loss it campaigns again
+	c := leader.Campaign(ctx, leaders)     // the same in the background: c.IsLeader()
 
 	section, err := lock.Lock(ctx) // by hand; TryLock does not wait, TryLockFor waits for a time
 	if err != nil {
@@ -52,7 +53,7 @@ func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) 
 	imports := client.NewSemaphore("imports", 4)        // lets 4 in
 	both := client.NewLocks([]string{"acc:7", "acc:9"}) // all or none; also relock.All(lockA, lockB)
 	// end
-	if err == nil && (wanted == nil || candidate.Err() != nil || token == 0 || reply != int64(1) || ticket.Token != token) {
+	if err == nil && (wanted == nil || c.Err() != nil || token == 0 || reply != int64(1) || ticket.Token != token) {
 		panic("no token, no reply, or no ticket")
 	}
 	for _, l := range []relock.Locker{prices.RLocker(), prices, imports, both} {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/locktest/explore"
 	"github.com/go-relock/relock/store"
@@ -179,7 +180,7 @@ func TestTheNextCandidateLeadsAfterALoss(t *testing.T) {
 		for _, name := range []string{"one", "two"} {
 			lock := newLocks(t, server).NewLock("leader")
 			candidates.Go(func() {
-				_ = lock.Lead(ctx, func(ctx context.Context) error {
+				_ = leader.Run(ctx, lock, func(ctx context.Context) error {
 					terms <- name
 					<-ctx.Done() // the term ends with a loss, or with stop
 					return ctx.Err()

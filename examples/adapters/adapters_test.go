@@ -24,6 +24,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -81,7 +82,7 @@ func TestAJobRunsWhereTheLeaderIs(t *testing.T) {
 	var ran [2]atomic.Int64
 	for i, client := range both {
 		ctx, end := context.WithCancel(t.Context())
-		candidate := client.NewLock("leader").Campaign(ctx)
+		candidate := leader.Campaign(ctx, client.NewLock("leader"))
 		if i == 0 {
 			require.Eventually(t, candidate.IsLeader, soon, time.Millisecond)
 		}

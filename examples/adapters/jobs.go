@@ -7,12 +7,13 @@ import (
 	"github.com/go-co-op/gocron/v2"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/leader"
 )
 
 // page: gocron
 
 // Elector has the jobs of gocron run where this process leads: gocron.WithDistributedElector.
-type Elector struct{ Candidate *relock.Candidacy } // of Lock.Campaign
+type Elector struct{ Candidate *leader.Candidacy }
 
 func (e Elector) IsLeader(context.Context) error {
 	if e.Candidate.IsLeader() {

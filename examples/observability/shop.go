@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/leader"
 )
 
 // shop is a service on two instances with a few kinds of locks, and everything that can happen to
@@ -185,7 +186,7 @@ func pay(ctx context.Context, c *relock.Client) {
 
 // lead is the work of a leader, which keeps its lock.
 func lead(ctx context.Context, c *relock.Client) {
-	_ = c.NewLock("leader").Lead(ctx, func(ctx context.Context) error {
+	_ = leader.Run(ctx, c.NewLock("leader"), func(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/lab/soak/history"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/once"
 )
 
@@ -25,7 +26,7 @@ func (v *visitor) leads(ctx context.Context, cancel context.CancelFunc) {
 	stop := time.AfterFunc(upTo(v.Rand, 3*v.ttl), cancel) // ends the wait, or the term
 	defer stop.Stop()
 	asked := v.log.Now()
-	err := l.Lead(ctx, func(term context.Context) error {
+	err := leader.Run(ctx, l, func(term context.Context) error {
 		s := v.begin(term, l, 1, v.log.Hold(), asked)
 		for range v.IntN(4) {
 			v.linger()

@@ -16,6 +16,7 @@ import (
 	zero "github.com/zeromicro/go-zero/core/stores/redis"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/once"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/quorum"
@@ -133,7 +134,7 @@ func (l relockLocker) Several(ctx context.Context, names ...string) (*Held, erro
 
 func (l relockLocker) Lead(ctx context.Context, name string) (*Held, error) {
 	campaigns, stop := context.WithCancel(context.WithoutCancel(ctx))
-	c := l.NewLock(name).Campaign(campaigns)
+	c := leader.Campaign(campaigns, l.NewLock(name))
 	for {
 		changes := c.Changes()
 		if section := c.Context(); section != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/locktest/explore"
 )
 
@@ -240,7 +241,7 @@ var shapes = map[string]func(s script, do work){
 	"a leader": func(s script, do work) {
 		s.twice(func(int) {
 			ctx, resign := context.WithCancel(s.t.Context())
-			err := s.client().NewLock("a").Lead(ctx, func(ctx context.Context) error {
+			err := leader.Run(ctx, s.client().NewLock("a"), func(ctx context.Context) error {
 				defer resign()
 				return do(ctx, s.w)
 			})

@@ -38,7 +38,7 @@
 //
 // Nested entries count in relock.client.acquires alone; relock.client.acquire.ttl_ratio also leaves
 // out refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages
-// of open holds. A hold of relock.Lock.Lead is long on purpose: it counts as a hold, and has no age
+// of open holds. A hold of package leader is long on purpose: it counts as a hold, and has no age
 // and no ratio to its TTL. A series begins with its first event, and histograms have a few buckets.
 // [WithDetails] gives many buckets, the histograms of queue positions, of depths and of renewals, and
 // counters that begin with 0.

@@ -36,7 +36,7 @@
 //
 // Nested entries count in relock_acquires_total alone; relock_acquire_ttl_ratio also leaves out
 // refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages of
-// open holds. A hold of relock.Lock.Lead is long on purpose: it counts as a hold, and has no age
+// open holds. A hold of package leader is long on purpose: it counts as a hold, and has no age
 // and no ratio to its TTL.
 //
 // The label mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/tools/go/types/typeutil"
 )
 
-const relockPath = "github.com/go-relock/relock"
+const relockPath, leaderPath = "github.com/go-relock/relock", "github.com/go-relock/relock/leader"
 
 func isRelock(p *types.Package) bool { return p != nil && p.Path() == relockPath }
 
@@ -32,14 +32,18 @@ var verbs = map[string]verb{
 	"RLock": takes, "TryRLock": takes, "TryRLockFor": takes,
 	"Borrow": takes, "Accept": takes,
 	"Unlock": leaves, "HandOff": leaves,
-	"Do": runs, "DoFor": runs, "RDo": runs, "RDoFor": runs, "Lead": runs,
+	"Do": runs, "DoFor": runs, "RDo": runs, "RDoFor": runs,
 }
 
 func verbOf(fn *types.Func) verb {
-	if !isPackage(fn, relockPath) {
+	switch {
+	case isPackage(fn, relockPath):
+		return verbs[fn.Name()]
+	case isPackage(fn, leaderPath) && fn.Name() == "Run":
+		return runs
+	default:
 		return none
 	}
-	return verbs[fn.Name()]
 }
 
 func (u *unit) callee(call *ast.CallExpr) *types.Func {
@@ -155,7 +159,7 @@ func (u *unit) isWork(call *ast.CallExpr, i int) bool {
 		return true
 	}
 	switch path := fn.Pkg().Path(); {
-	case path == relockPath:
+	case path == relockPath, path == leaderPath:
 		return verbOf(fn) == takes || verbOf(fn) == runs
 	case path == "context":
 		return fn.Name() != "Cause" && fn.Name() != "WithoutCancel"

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -515,10 +516,10 @@ func everything(t *testing.T, w *stage.World, c *relock.Client) {
 			}
 		},
 		func() {
-			for range c.NewLock("lead").Leaders(ctx) { //nolint:revive // a follower looks
+			for range leader.Follow(ctx, c.NewLock("lead")) { //nolint:revive // a follower looks
 			}
 		},
-		func() { _ = c.NewLock("lead").Lead(ctx, func(context.Context) error { return nil }) },
+		func() { _ = leader.Run(ctx, c.NewLock("lead"), func(context.Context) error { return nil }) },
 		func() { _ = c.NewLock("b").Ask(ctx) },
 		func() { _, _ = c.NewLock("b").State(ctx) },
 		func() { _, _ = c.List(ctx, nil) },
@@ -526,7 +527,7 @@ func everything(t *testing.T, w *stage.World, c *relock.Client) {
 		inCaller(call)
 		stage.Pass(time.Second)
 	}
-	campaign := c.NewLock("lead").Campaign(ctx)
+	campaign := leader.Campaign(ctx, c.NewLock("lead"))
 	stage.Pass(time.Minute)
 	inCaller(func() { _ = c.NewLock("b").ForceUnlock(ctx) })
 	inCaller(func() { campaign.Resign() })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 )
 
 // What does the library log?
@@ -115,7 +116,7 @@ func TestAPanicOfTheStoreIsLogged(t *testing.T) {
 		var log stage.Logbook
 		m := w.NewClient(relock.WithLogger(log.Logger()))
 		m.Link.Once(func(context.Context, *stage.Fault, func() error) error { panic("of the driver") }, stage.CmdAnnounce)
-		require.NoError(t, m.NewLock("a").Lead(t.Context(), func(context.Context) error { return nil }))
+		require.NoError(t, leader.Run(t.Context(), m.NewLock("a"), func(context.Context) error { return nil }))
 		stage.Settle()
 		line := log.RequireOne(t, "the store panicked", slog.LevelError, "panic", "stack")
 		require.Equal(t, "of the driver", line.Attrs["panic"])

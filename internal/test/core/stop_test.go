@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/stage"
-	"github.com/go-relock/relock/store"
 )
 
 // Which calls does a stop end, and which ones go on?
@@ -25,8 +24,7 @@ func TestAStopEndsWaitsAndLeavesSectionsAlone(t *testing.T) {
 		inside := w.Start(section, other)
 		waits := map[string]*stage.Attempt{
 			"Lock": w.Begin(ctx, l.Lock), "TryLockFor": w.Begin(ctx, stage.TryFor(l, time.Hour)),
-			"Lead": w.Begin(ctx, func(ctx context.Context) (context.Context, error) { return ctx, l.Lead(ctx, nothing) }),
-			"All":  w.Begin(ctx, relock.All(l, m.NewLock("c")).Lock),
+			"All": w.Begin(ctx, relock.All(l, m.NewLock("c")).Lock),
 		}
 		twoOf := w.Begin(ctx, relock.All(m.NewLock("0"), l).Lock) // takes the first one
 		stage.Pass(time.Minute)
@@ -59,7 +57,7 @@ func TestAfterAStopNoCallGetsALock(t *testing.T) {
 		l := m.NewLock("a")
 		for name, err := range map[string]error{
 			"Lock": stage.ErrorOf(l.Lock(ctx)), "TryLock": stage.ErrorOf(l.TryLock(ctx)), "TryLockFor": stage.ErrorOf(l.TryLockFor(ctx, time.Hour)), "Do": l.Do(ctx, nothing),
-			"Lead": l.Lead(ctx, nothing), "All": stage.ErrorOf(relock.All(l, m.NewLock("b")).Lock(ctx)), "TryAll": stage.ErrorOf(relock.All(l, m.NewLock("b")).TryLock(ctx)),
+			"All": stage.ErrorOf(relock.All(l, m.NewLock("b")).Lock(ctx)), "TryAll": stage.ErrorOf(relock.All(l, m.NewLock("b")).TryLock(ctx)),
 		} {
 			require.ErrorIs(t, err, context.Canceled, name)
 			require.NotErrorIs(t, err, relock.ErrLocked, "%s has asked nobody", name)
@@ -69,22 +67,6 @@ func TestAfterAStopNoCallGetsALock(t *testing.T) {
 		_, err := l.State(ctx)
 		require.NoError(t, err, "a look is no lock")
 		w.Leave(w.Enter(relock.WithStop(ctx, t.Context()), l), l) // the later stop counts
-	})
-}
-
-func TestAStopEndsTheCampaignsOfALeaderWithoutAStore(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		stop, shutDown := context.WithCancel(t.Context())
-		m := w.NewClient()
-		m.Link.On(stage.Refuse(store.Unavailable(stage.ErrOdd)), stage.CmdWait)
-		leading := w.Begin(relock.WithStop(t.Context(), stop), func(ctx context.Context) (context.Context, error) {
-			return ctx, m.NewLock("a").Lead(ctx, nothing)
-		})
-		stage.Pass(time.Minute + time.Second)
-		require.True(t, leading.Waits())
-		shutDown()
-		require.ErrorIs(t, leading.Failure(), context.Canceled)
-		require.Equal(t, time.Minute+time.Second, leading.Took())
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 )
 
 // What if a server refuses commands or lacks replicas?
@@ -166,7 +167,9 @@ func TestAProxyWithoutAServerIsWaitedFor(t *testing.T) {
 	require.ErrorContains(t, err, "no upstream host")
 	waiter := w.Start(t.Context(), p.NewLock("a"))
 	led := make(chan error, 1)
-	go func() { led <- p.NewLock("leader").Lead(t.Context(), func(context.Context) error { return nil }) }()
+	go func() {
+		led <- leader.Run(t.Context(), p.NewLock("leader"), func(context.Context) error { return nil })
+	}()
 	before := away.Hits()
 	redistest.Eventually(t, w.Limit, func() bool { return away.Hits() > before+4 }, "both ask again")
 	require.True(t, waiter.Waits())

@@ -20,6 +20,7 @@ import (
 	"github.com/go-relock/relock/internal/measures"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/store/mem"
 )
 
@@ -400,7 +401,7 @@ func (s suite) leader(t *testing.T) {
 		lead := func(ctx context.Context) <-chan error {
 			locks, done := open(m), make(chan error, 1)
 			go func() {
-				done <- locks.NewLock("a").Lead(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
+				done <- leader.Run(ctx, locks.NewLock("a"), func(ctx context.Context) error { <-ctx.Done(); return nil })
 			}()
 			synctest.Wait()
 			return done

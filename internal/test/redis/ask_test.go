@@ -11,6 +11,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 )
 
 // How is a holder in another process asked for a lock?
@@ -45,22 +46,22 @@ func TestAnAskIsHeardAfterOneMessage(t *testing.T) {
 
 func TestANewLeaderIsSeenAfterItsMessage(t *testing.T) {
 	w := stage.OnShared(t)
-	follower, leader := w.Peer(), w.Peer(relock.WithOwner("10.0.0.7:8080"))
+	follower, leads := w.Peer(), w.Peer(relock.WithOwner("10.0.0.7:8080"))
 	ctx, stop := context.WithCancel(t.Context())
 	seen := make(chan string, 10)
 	var follows sync.WaitGroup
 	follows.Go(func() {
-		for leader, err := range follower.NewLock("lead").Leaders(ctx) {
+		for holder, err := range leader.Follow(ctx, follower.NewLock("lead")) {
 			if err == nil {
-				seen <- leader.Owner()
+				seen <- holder.Owner()
 			}
 		}
 	})
 	next := func(want string) {
 		t.Helper()
 		select {
-		case leader := <-seen:
-			require.Equal(t, want, leader)
+		case owner := <-seen:
+			require.Equal(t, want, owner)
 		case <-time.After(relock.DefaultTTL / 4): // without the message it would be a third
 			require.FailNow(t, "the change is not seen", want)
 		}
@@ -70,10 +71,10 @@ func TestANewLeaderIsSeenAfterItsMessage(t *testing.T) {
 		return len(w.Plain.PubSubChannels(t.Context(), stage.BaseKey("lead")+":leader").Val()) == 1
 	}, "the follower listens")
 	before := w.Calls()["publish"]
-	candidacy := leader.NewLock("lead").Campaign(t.Context())
+	candidacy := leader.Campaign(t.Context(), leads.NewLock("lead"))
 	next("10.0.0.7:8080")
 	require.Equal(t, 1, w.Calls()["publish"]-before, "one message")
-	require.NoError(t, leader.Close())
+	require.NoError(t, leads.Close())
 	<-candidacy.Done()
 	stop()
 	follows.Wait()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/once"
 )
 
@@ -84,8 +85,8 @@ func everything(t *testing.T, c, other *relock.Client, names func(string) string
 		func() { _, _ = c.NewLock(names("busy")).TryLockFor(ctx, 100*time.Millisecond) },
 		func() { _ = c.NewRWLock(names("rw")).RLocker().Do(ctx, work) },
 		func() { _ = c.NewLocks([]string{names("{s}1"), names("{s}2")}).Do(ctx, work) },
-		func() { _ = c.NewLock(names("lead")).Lead(ctx, work) },
-		func() { c.NewLock(names("campaign")).Campaign(ctx) },
+		func() { _ = leader.Run(ctx, c.NewLock(names("lead")), work) },
+		func() { leader.Campaign(ctx, c.NewLock(names("campaign"))) },
 		func() {
 			l := c.NewLock(names("wanted"))
 			if section, err := l.Lock(ctx); err == nil {

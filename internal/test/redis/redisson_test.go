@@ -18,6 +18,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 )
 
 // Does a lock of Redisson's layout work as others do?
@@ -150,11 +151,11 @@ func TestAHolderFindsItselfInRedissonsLayout(t *testing.T) {
 	w.Leave(inner, p.NewLock("b"))
 	w.Leave(section, p.NewLock("a"))
 
-	require.NoError(t, p.NewLock("a").Lead(t.Context(), func(section context.Context) error {
+	require.NoError(t, leader.Run(t.Context(), p.NewLock("a"), func(section context.Context) error {
 		for _, follower := range []*stage.Peer{p, other} {
-			for leader, err := range follower.NewLock("a").Leaders(section) {
+			for led, err := range leader.Follow(section, follower.NewLock("a")) {
 				require.NoError(t, err)
-				require.Equal(t, stage.HolderOf(t, section), leader)
+				require.Equal(t, stage.HolderOf(t, section), led)
 				break
 			}
 		}

@@ -32,7 +32,7 @@ func RequireInvalid(t *testing.T, m *Member, l *relock.Lock) {
 	for _, got := range []error{stateErr, tokenErr, l.Unlock(ctx), l.ForceUnlock(ctx), l.Extend(ctx, time.Second)} {
 		require.Equal(t, err, got)
 	}
-	for _, got := range []error{l.Do(ctx, run), l.DoFor(ctx, time.Second, run), l.Lead(ctx, run)} {
+	for _, got := range []error{l.Do(ctx, run), l.DoFor(ctx, time.Second, run)} {
 		require.ErrorIs(t, got, err)
 		require.EqualError(t, got, err.Error())
 		require.True(t, relock.NotEntered(got))

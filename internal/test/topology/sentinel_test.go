@@ -17,6 +17,7 @@ import (
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 )
 
 // Who is in after a failover by Sentinel?
@@ -103,7 +104,7 @@ func TestSentinelsThatForgetTheMasterAreWaitedFor(t *testing.T) {
 	waiter := w.Start(t.Context(), p.NewLock("a"))
 	led := make(chan error, 1)
 	go func() {
-		led <- p.NewLock("leader").Lead(t.Context(), func(context.Context) error { return nil })
+		led <- leader.Run(t.Context(), p.NewLock("leader"), func(context.Context) error { return nil })
 	}()
 	require.Equal(t, "acquire", <-tries)
 	_, err := p.NewLock("b").TryLock(t.Context())

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/leader"
 )
 
 func work(context.Context) error { return nil }
@@ -61,4 +62,11 @@ func logs(ctx context.Context, l *relock.Lock) error {
 
 func elsewhere(ctx, other context.Context, l *relock.Lock) error {
 	return l.Do(ctx, func(context.Context) error { return work(other) })
+}
+
+func ofALeader(ctx context.Context, l *relock.Lock) error {
+	_ = leader.Run(ctx, l, func(ctx context.Context) error { return work(ctx) })
+	return leader.Run(ctx, l, func(context.Context) error {
+		return work(ctx) // want `from before the section`
+	})
 }

@@ -1,4 +1,4 @@
-package core_test
+package leader_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/store"
 )
 
@@ -28,7 +29,7 @@ func newCandidate(ctx context.Context, w *stage.World, options ...relock.Option)
 	w.T.Helper()
 	c := &candidate{Member: w.NewClient(options...), terms: make(chan context.Context, 10), result: make(chan error)}
 	c.Attempt = w.Begin(ctx, func(ctx context.Context) (context.Context, error) {
-		return ctx, c.NewLock("a").Lead(ctx, func(section context.Context) error {
+		return ctx, leader.Run(ctx, c.NewLock("a"), func(section context.Context) error {
 			c.terms <- section
 			select {
 			case <-section.Done():
@@ -128,7 +129,7 @@ func TestLeadGoesOnAfterPassingTrouble(t *testing.T) {
 				c := w.NewClient(relock.WithLogger(book.Logger()))
 				trouble := c.Link.On(stage.Refuse(trouble), stage.CmdWait)
 				leading := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
-					return ctx, c.NewLock("a").Lead(ctx, func(context.Context) error { return nil })
+					return ctx, leader.Run(ctx, c.NewLock("a"), func(context.Context) error { return nil })
 				})
 				stage.Pass(relock.DefaultTTL - time.Second)
 				require.True(t, leading.Waits())
@@ -159,14 +160,14 @@ func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
 		for name, r := range map[string]struct {
 			err, want error
 		}{
-			"no context":     {c.NewLock("a").Lead(none, run), relock.ErrInvalid},
-			"no function":    {c.NewLock("a").Lead(t.Context(), nil), relock.ErrInvalid},
-			"a wrong name":   {c.NewLock("").Lead(t.Context(), run), relock.ErrInvalid},
-			"a zero lock":    {new(relock.Lock).Lead(t.Context(), run), relock.ErrInvalid},
-			"closed":         {closed.NewLock("a").Lead(t.Context(), run), relock.ErrClosed},
-			"a lost section": {c.NewLock("a").Lead(lost, run), relock.ErrLockLost},
-			"refused":        {refused.NewLock("a").Lead(t.Context(), run), stage.ErrOdd},
-			"unsure":         {unsure.NewLock("a").Lead(t.Context(), run), stage.ErrOdd},
+			"no context":     {leader.Run(none, c.NewLock("a"), run), relock.ErrInvalid},
+			"no function":    {leader.Run(t.Context(), c.NewLock("a"), nil), relock.ErrInvalid},
+			"a wrong name":   {leader.Run(t.Context(), c.NewLock(""), run), relock.ErrInvalid},
+			"a zero lock":    {leader.Run(t.Context(), new(relock.Lock), run), relock.ErrInvalid},
+			"closed":         {leader.Run(t.Context(), closed.NewLock("a"), run), relock.ErrClosed},
+			"a lost section": {leader.Run(lost, c.NewLock("a"), run), relock.ErrLockLost},
+			"refused":        {leader.Run(t.Context(), refused.NewLock("a"), run), stage.ErrOdd},
+			"unsure":         {leader.Run(t.Context(), unsure.NewLock("a"), run), stage.ErrOdd},
 		} {
 			require.ErrorIs(t, r.err, r.want, name)
 			require.True(t, relock.NotEntered(r.err), name)
@@ -179,7 +180,7 @@ func TestCloseEndsALeadThatWaitsForItsNextCampaign(t *testing.T) {
 		c := w.NewClient()
 		c.Link.On(stage.Refuse(store.ErrNotReplicated), stage.CmdWait)
 		leading := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
-			return ctx, c.NewLock("a").Lead(ctx, func(context.Context) error { return nil })
+			return ctx, leader.Run(ctx, c.NewLock("a"), func(context.Context) error { return nil })
 		})
 		require.True(t, leading.Waits())
 		require.NoError(t, c.Close())
@@ -210,7 +211,7 @@ func TestEventsKnowALeader(t *testing.T) {
 			all := stage.EventsOf[relock.AcquireFinished](&r)
 			return all[len(all)-1]
 		}
-		require.NoError(t, l.Lead(t.Context(), func(ctx context.Context) error {
+		require.NoError(t, leader.Run(t.Context(), l, func(ctx context.Context) error {
 			require.True(t, finished().Leader)
 			return l.Do(ctx, func(context.Context) error {
 				require.True(t, finished().Leader, "an entry of a hold that Lead has begun")
@@ -223,7 +224,7 @@ func TestEventsKnowALeader(t *testing.T) {
 		require.False(t, stage.EventsOf[relock.Released](&r)[1].Leader)
 
 		_ = w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
-			return ctx, l.Lead(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
+			return ctx, leader.Run(ctx, l, func(ctx context.Context) error { <-ctx.Done(); return nil })
 		})
 		w.Store.Lose("a")
 		stage.Pass(relock.DefaultTTL)
@@ -243,12 +244,12 @@ func newFollower(ctx context.Context, w *stage.World) *follower {
 	f := &follower{Member: w.NewClient(), seen: make(chan string, 100)}
 	go func() {
 		defer close(f.seen)
-		for leader, err := range f.NewLock("a").Leaders(ctx) {
+		for holder, err := range leader.Follow(ctx, f.NewLock("a")) {
 			if err != nil {
 				f.seen <- "error"
 				continue
 			}
-			f.seen <- leader.Owner()
+			f.seen <- holder.Owner()
 		}
 	}()
 	stage.Settle()
@@ -314,7 +315,7 @@ func TestFollowersLookAgainWhereNoMessageComes(t *testing.T) {
 		_, open := <-f.seen
 		require.False(t, open)
 		refused := 0
-		for _, err := range f.NewLock("").Leaders(t.Context()) {
+		for _, err := range leader.Follow(t.Context(), f.NewLock("")) {
 			require.ErrorIs(t, err, relock.ErrInvalid)
 			refused++
 		}
@@ -339,3 +340,40 @@ func TestAFollowerHearsAgainThatNobodyLeads(t *testing.T) {
 		require.Empty(t, f.sees())
 	})
 }
+
+func TestAStopEndsTheCampaignsOfALeaderWithoutAStore(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		stop, shutDown := context.WithCancel(t.Context())
+		m := w.NewClient()
+		m.Link.On(stage.Refuse(store.Unavailable(stage.ErrOdd)), stage.CmdWait)
+		leading := w.Begin(relock.WithStop(t.Context(), stop), func(ctx context.Context) (context.Context, error) {
+			return ctx, leader.Run(ctx, m.NewLock("a"), nothing)
+		})
+		stage.Pass(time.Minute + time.Second)
+		require.True(t, leading.Waits())
+		shutDown()
+		require.ErrorIs(t, leading.Failure(), context.Canceled)
+		require.Equal(t, time.Minute+time.Second, leading.Took())
+	})
+}
+
+func TestAStopEndsTheWaitOfACandidateAndNoTerm(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		stop, shutDown := context.WithCancelCause(t.Context())
+		ctx := relock.WithStop(t.Context(), stop)
+		one, two := newCandidate(ctx, w), newCandidate(ctx, w)
+		require.True(t, one.leads())
+		stage.Pass(time.Minute)
+		shutDown(stage.ErrOdd)
+		require.ErrorIs(t, two.Failure(), stage.ErrOdd)
+		require.True(t, relock.NotEntered(two.Err))
+		stage.Pass(time.Minute)
+		require.True(t, one.Waits(), "the leader goes on")
+		one.result <- nil
+		require.NoError(t, one.Failure())
+		require.ErrorIs(t, leader.Run(ctx, one.NewLock("a"), nothing), stage.ErrOdd, "and nobody new leads")
+		w.RequireFree("a")
+	})
+}
+
+func nothing(context.Context) error { return nil }

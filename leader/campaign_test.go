@@ -1,4 +1,4 @@
-package core_test
+package leader_test
 
 import (
 	"context"
@@ -10,10 +10,21 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/store"
 )
 
 // Does a candidate know whether it leads?
+
+// isClosed says whether a channel is closed.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
 
 // panics is a context whose Value panics.
 type panics struct{ context.Context }
@@ -21,7 +32,7 @@ type panics struct{ context.Context }
 func (panics) Value(any) any { panic("broken") }
 
 // leaders says how many of some candidates lead.
-func leaders(all ...*relock.Candidacy) (n int) {
+func leaders(all ...*leader.Candidacy) (n int) {
 	for _, c := range all {
 		if c.IsLeader() {
 			n++
@@ -33,11 +44,11 @@ func leaders(all ...*relock.Candidacy) (n int) {
 func TestOneCandidateLeads(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		ctx, stop := context.WithCancel(t.Context())
-		first := w.NewClient(relock.WithOwner("10.0.0.7:80")).NewLock("a").Campaign(ctx)
+		first := leader.Campaign(ctx, w.NewClient(relock.WithOwner("10.0.0.7:80")).NewLock("a"))
 		stage.Settle()
-		second := w.NewClient().NewLock("a").Campaign(t.Context())
+		second := leader.Campaign(t.Context(), w.NewClient().NewLock("a"))
 		stage.Settle()
-		third := w.NewClient().NewLock("a").Campaign(t.Context())
+		third := leader.Campaign(t.Context(), w.NewClient().NewLock("a"))
 		stage.Settle()
 		require.True(t, first.IsLeader())
 		require.Equal(t, 1, leaders(first, second, third))
@@ -49,8 +60,9 @@ func TestOneCandidateLeads(t *testing.T) {
 
 		changes := second.Changes()
 		require.False(t, isClosed(changes))
-		first.Resign()
 		second.Resign() // does not lead
+		require.True(t, first.IsLeader())
+		first.Resign()
 		stage.Settle()
 		require.True(t, isClosed(changes))
 		require.True(t, second.IsLeader(), "in the order of their candidacies")
@@ -58,7 +70,7 @@ func TestOneCandidateLeads(t *testing.T) {
 		second.Resign()
 		require.False(t, second.IsLeader(), "at once")
 		stage.Settle()
-		require.EqualError(t, context.Cause(led), "relock: resigned")
+		require.Equal(t, leader.ErrResigned, context.Cause(led))
 		require.True(t, third.IsLeader())
 		third.Resign()
 		stage.Settle()
@@ -77,9 +89,9 @@ func TestOneCandidateLeads(t *testing.T) {
 func TestALeaderWithoutAStoreKnowsBeforeTheNextOneLeads(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
-		first := m.NewLock("a").Campaign(t.Context())
+		first := leader.Campaign(t.Context(), m.NewLock("a"))
 		stage.Settle()
-		second := w.NewClient().NewLock("a").Campaign(t.Context())
+		second := leader.Campaign(t.Context(), w.NewClient().NewLock("a"))
 		stage.Settle()
 		m.Link.Cut()
 		for range 100 {
@@ -98,18 +110,18 @@ func TestALeaderWithoutAStoreKnowsBeforeTheNextOneLeads(t *testing.T) {
 func TestACandidacyEndsWithItsClientAndWithABadLock(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
-		leads, waits := m.NewLock("a").Campaign(t.Context()), m.NewLock("a").Campaign(t.Context())
-		bad := m.NewLock("").Campaign(t.Context())
+		leads, waits := leader.Campaign(t.Context(), m.NewLock("a")), leader.Campaign(t.Context(), m.NewLock("a"))
+		bad := leader.Campaign(t.Context(), m.NewLock(""))
 		stage.Settle()
 		require.ErrorIs(t, bad.Err(), relock.ErrInvalid)
 		require.True(t, isClosed(bad.Done()))
 		require.True(t, isClosed(bad.Changes()), "nobody waits for a change that never comes")
-		require.ErrorIs(t, new(relock.Lock).Campaign(t.Context()).Err(), relock.ErrInvalid)
-		broken := m.NewLock("b").Campaign(panics{t.Context()})
+		require.ErrorIs(t, leader.Campaign(t.Context(), new(relock.Lock)).Err(), relock.ErrInvalid)
+		broken := leader.Campaign(panics{t.Context()}, m.NewLock("b"))
 		<-broken.Done()
 		require.Error(t, broken.Err())
 		require.NoError(t, m.Close())
-		for _, c := range []*relock.Candidacy{leads, waits} {
+		for _, c := range []*leader.Candidacy{leads, waits} {
 			<-c.Done()
 			require.ErrorIs(t, c.Err(), relock.ErrClosed)
 			require.False(t, c.IsLeader())
@@ -126,7 +138,7 @@ func TestTheEndOfACandidacyIsLogged(t *testing.T) {
 		w.Enter(t.Context(), other)
 		var book stage.Logbook
 		m := w.NewClient(relock.WithLogger(book.Logger()))
-		wrong := m.NewLock("a").Campaign(t.Context())
+		wrong := leader.Campaign(t.Context(), m.NewLock("a"))
 		<-wrong.Done()
 		require.ErrorIs(t, wrong.Err(), relock.ErrKind)
 		line := book.RequireOne(t, "candidacy ended", slog.LevelError, "lock", "error")
@@ -134,8 +146,11 @@ func TestTheEndOfACandidacyIsLogged(t *testing.T) {
 
 		ctx, cancel := context.WithCancel(t.Context())
 		stop, shutDown := context.WithCancel(t.Context())
-		first, second := m.NewLock("b").Campaign(ctx), m.NewLock("b").Campaign(ctx)
-		waits, third := m.NewLock("b").Campaign(relock.WithStop(t.Context(), stop)), m.NewLock("b").Campaign(t.Context())
+		first := leader.Campaign(ctx, m.NewLock("b"))
+		stage.Settle()
+		require.True(t, first.IsLeader())
+		second := leader.Campaign(ctx, m.NewLock("b"))
+		waits, third := leader.Campaign(relock.WithStop(t.Context(), stop), m.NewLock("b")), leader.Campaign(t.Context(), m.NewLock("b"))
 		stage.Settle()
 		shutDown()
 		<-waits.Done()
@@ -162,7 +177,7 @@ func TestNobodyLeadsBehindItsLease(t *testing.T) {
 		s := &stuck{stage.NewLink(w.Store), make(chan struct{})}
 		client, err := relock.Open(s)
 		require.NoError(t, err)
-		c := client.NewLock("a").Campaign(t.Context())
+		c := leader.Campaign(t.Context(), client.NewLock("a"))
 		stage.Pass(time.Second)
 		led := c.Context()
 		require.NotNil(t, led)

@@ -1,0 +1,27 @@
+// Package inside is what a lock of package relock shows to the packages of this module that stand
+// on it, and to nobody else.
+package inside
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Lock is the inside of a relock.Lock.
+type Lock struct {
+	Store store.Store
+	Ask   store.Ask // of each hold, without its ID
+
+	// Life ends with the Close of the client.
+	Life context.Context
+	// Go runs f in a goroutine that Close waits for. Go returns false if the client is closed.
+	Go func(f func()) bool
+	// Log writes to the logger of the lock, and waits for nothing.
+	Log func(level slog.Level, text string, attrs ...slog.Attr)
+	// Lead is Lock, with Leader set in the events of the hold.
+	Lead func(ctx context.Context) (section context.Context, err error)
+	// Stoppable returns a context that ends with ctx, and with the stop of WithStop around it.
+	Stoppable func(ctx context.Context) (stoppable context.Context, cancel context.CancelFunc)
+}
