@@ -57,13 +57,13 @@ func Campaign(ctx context.Context, lock *relock.Lock) *Candidacy {
 
 func (c *Candidacy) run(ctx context.Context) {
 	err := ErrResigned
+	defer func() { c.end(err) }() // also if the store ends the goroutine
 	for errors.Is(err, ErrResigned) {
 		attempts.Outlast(&err, func() error { return Run(ctx, c.candidate.lock, c.serve) })
 	}
 	if !c.isAsked(ctx) {
 		c.candidate.inside.Log(slog.LevelError, "relock: candidacy ended", slog.String("lock", c.candidate.lock.Name()), slog.Any("error", err))
 	}
-	c.end(err)
 }
 
 // isAsked says whether this process wants the candidacy to end.

@@ -294,7 +294,7 @@ func (s *nativeStore) Want(ctx context.Context, a store.Ask) error {
 
 // Announce publishes the hold on a channel of the lock.
 func (s *nativeStore) Announce(ctx context.Context, a store.Ask) error {
-	return s.send(ctx, a.Name+leaderSuffix, string(a.ID))
+	return s.send(ctx, a.Name+leaderSuffix, "changed") // an empty message would be dropped
 }
 
 func (s *nativeStore) Announced(name string, heard func()) (stop func()) {

@@ -344,7 +344,7 @@ func TestASentinelThatForgetsIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun, dials := time.Now(), 0
 		rdb := redis.NewClient(&redis.Options{
-			Addr: "sentinel:1", DialerRetries: 1, MaxRetries: -1, PoolSize: 1000, // else go-redis dials behind us
+			Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1, PoolSize: 1000, // else go-redis dials behind us
 			Dialer: func(context.Context, string, string) (net.Conn, error) { dials++; return nil, forgotten },
 		})
 		defer rdb.Close()
