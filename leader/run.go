@@ -124,6 +124,6 @@ func (c candidate) announce() {
 		ctx, cancel := context.WithTimeout(c.inside.Life, announceLimit)
 		defer cancel()
 		// Followers look by themselves, too.
-		_ = attempts.Apart(func() error { return announcing.Announce(ctx, c.inside.Ask) })
+		_ = announcing.Announce(ctx, c.inside.Ask)
 	})
 }

@@ -177,17 +177,20 @@ func count(server *fakeredis.Server, op func()) cost {
 		op()
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	least := cost{math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt}
+	got := most
 	for range rounds {
 		runtime.GC()
-		least = least.min(measure(server, n, func() {
+		got = got.min(measure(server, n, func() {
 			for range n {
 				op()
 			}
 		}))
 	}
-	return least
+	return got
 }
+
+// most is above every cost.
+var most = cost{math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt}
 
 // min returns the least of both in each number.
 func (c cost) min(o cost) cost {
@@ -434,7 +437,10 @@ func renewal(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second) //nolint:forbidigo // in a synctest bubble
 		runtime.GC()
-		got = measure(r.server, rounds, func() { time.Sleep(rounds * time.Second) }) //nolint:forbidigo // in a synctest bubble
+		got = most
+		for range 3 {
+			got = got.min(measure(r.server, rounds, func() { time.Sleep(rounds * time.Second) })) //nolint:forbidigo // in a synctest bubble
+		}
 		runtime.KeepAlive(sections)
 	})
 	requireBudget(t, got)

@@ -62,7 +62,7 @@ func TestLocksThatCannotBeTakenTogetherAreRefused(t *testing.T) {
 			"no lock is given; give one":       m.NewLocks(nil),
 			"a lock is nil; each must be":      relock.All(a, nil),
 			"a lock is nil":                    relock.All((*relock.Lock)(nil), a),
-			"is a relock_test.foreign; each":   relock.All(a, foreign{a}),
+			"is a core_test.foreign; each":     relock.All(a, foreign{a}),
 			"not made by Client.NewLock":       relock.All(a, new(relock.Lock)),
 			"not made by Client.NewLock ":      relock.All(a, new(relock.RWLock)),
 			"the lock name is empty":           m.NewLocks([]string{"a", ""}),
