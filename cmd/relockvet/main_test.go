@@ -25,7 +25,7 @@ func TestTheCommandWorksByItselfAndAsAToolOfGoVet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			run := func(pkg string) (string, error) {
 				cmd := exec.CommandContext(t.Context(), c.command[0], append(c.command[1:], pkg)...)
-				cmd.Dir = filepath.Join("..", "..")
+				cmd.Dir = "analyzer"
 				out, err := cmd.CombinedOutput()
 				return string(out), err
 			}

@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The files of deploy/ need a container engine to run. What can be seen without one is seen here.
+// The files of docs/deploy need a container engine to run. What can be seen without one is seen here.
 
 type composeFile struct {
 	Services map[string]struct {
@@ -25,13 +25,13 @@ type composeFile struct {
 
 func readYAML(t *testing.T, path string, into any) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "deploy", path))
+	text, err := os.ReadFile(filepath.Join(root, "docs/deploy", path))
 	require.NoError(t, err)
 	require.NoError(t, yaml.Unmarshal(text, into), path)
 }
 
 func TestTheComposeFileNamesFilesAndStagesThatAreThere(t *testing.T) {
-	image, err := os.ReadFile(filepath.Join(root, "deploy/Containerfile"))
+	image, err := os.ReadFile(filepath.Join(root, "docs/deploy/Containerfile"))
 	require.NoError(t, err)
 	for _, match := range regexp.MustCompile(`RUN cd (\S+)`).FindAllStringSubmatch(string(image), -1) {
 		require.FileExists(t, filepath.Join(root, match[1], "main.go"))
@@ -46,7 +46,7 @@ func TestTheComposeFileNamesFilesAndStagesThatAreThere(t *testing.T) {
 		}
 		for _, volume := range s.Volumes {
 			path, _, _ := strings.Cut(volume, ":")
-			_, err := os.Stat(filepath.Join(root, "deploy", path))
+			_, err := os.Stat(filepath.Join(root, "docs/deploy", path))
 			require.NoError(t, err, name)
 		}
 		for _, other := range s.DependsOn {
