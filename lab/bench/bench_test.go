@@ -75,31 +75,6 @@ func BenchmarkPairFloor(b *testing.B) {
 	}
 }
 
-// BenchmarkPairInStores locks and unlocks in each store, and with the other locks there.
-func BenchmarkPairInStores(b *testing.B) {
-	e := &bench{env: newEnv(b), workload: "stores-pair"}
-	e, err := e.inStores()
-	require.NoError(b, err)
-	for _, s := range e.taking() {
-		b.Run(s.setting+"/"+s.name, func(b *testing.B) {
-			p, err := s.open(setup{addr: e.server.Addr(), others: e.others, stores: e.stores})
-			require.NoError(b, err)
-			defer p.close()
-			h := p.handle(freshLock("stores"))
-			b.ReportAllocs()
-			for b.Loop() {
-				section, err := h.lock(context.Background())
-				if err == nil {
-					err = h.unlock(section)
-				}
-				if err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 // BenchmarkPairLineByLine shows the parts of a pair's time: from two bare commands to the library,
 // each line with one thing more than the line before. The lines take turns, in a new order each
 // time. Figures are medians, also of the ratios to the floor within a turn, and need some hundred
@@ -388,7 +363,7 @@ func BenchmarkHandover(b *testing.B) {
 			r, err := newRing(e, relockDefaults, freshLock("handover"), setup{addr: e.server.Addr()}, n+1)
 			require.NoError(b, err)
 			b.Cleanup(func() { require.NoError(b, r.close()) })
-			require.NoError(b, r.queueUp(0))
+			require.NoError(b, r.queueUp())
 			b.ReportAllocs()
 			var took durations
 			for b.Loop() {
@@ -398,7 +373,6 @@ func BenchmarkHandover(b *testing.B) {
 				}
 				took = append(took, d)
 				b.StopTimer() // the former owner queues again
-				require.NoError(b, r.again(closeLimit))
 				require.NoError(b, e.queued(relockDefaults, r.lock, n))
 				b.StartTimer()
 			}

@@ -20,56 +20,29 @@ import (
 	"github.com/go-relock/relock/internal/test/redistest"
 )
 
-// env is a server, a connection to look at the server from outside, and slower links to the server.
+// env is a server, and a connection to look at the server from outside.
 type env struct {
 	t      testing.TB
 	server *redistest.Server
 	admin  *redis.Client
-	links  map[time.Duration]*link
-	quorum *env          // the first member of quorums, see [env.startMembers]
-	others []string      // addresses of members beside this server
-	stores *storeServers // nil until [env.startStores]
+	quorum *env     // the first member of quorums, see [bench.onMembers]
+	others []string // addresses of members beside this server
 }
 
 // newEnv starts a server that ends with t, a test or the [harness].
 func newEnv(t testing.TB) *env {
 	t.Helper()
 	server := redistest.Start(t, "--maxclients", "12000")
-	e := &env{t: t, server: server, links: map[time.Duration]*link{}}
-	e.admin = server.Client(func(o *redis.Options) { o.ReadTimeout = 30 * time.Second })
-	t.Cleanup(func() {
-		for _, l := range e.links {
-			if err := l.process.kill(); err != nil {
-				t.Errorf("the proxy: %v", err)
-			}
-		}
-	})
-	return e
+	admin := server.Client(func(o *redis.Options) { o.ReadTimeout = 30 * time.Second })
+	return &env{t: t, server: server, admin: admin}
 }
 
-// addr returns the address of the server behind an added round trip.
-func (e *env) addr(roundTrip time.Duration) (string, error) {
-	if roundTrip == 0 {
-		return e.server.Addr(), nil
-	}
-	l := e.links[roundTrip]
-	if l == nil {
-		l = &link{Target: e.server.Addr(), RoundTrip: roundTrip}
-		if err := l.start(); err != nil {
-			return "", err
-		}
-		e.links[roundTrip] = l
-	}
-	return l.addr, nil
-}
+// setup returns the addresses of the server, and of the members beside it.
+func (e *env) setup() setup { return setup{addr: e.server.Addr(), others: e.others} }
 
 // redis opens a go-redis client with go-redis's defaults.
-func (e *env) redis(roundTrip time.Duration) (*redis.Client, error) {
-	addr, err := e.addr(roundTrip)
-	if err != nil {
-		return nil, err
-	}
-	return redis.NewClient(&redis.Options{Addr: addr}), nil
+func (e *env) redis() *redis.Client {
+	return redis.NewClient(&redis.Options{Addr: e.server.Addr()})
 }
 
 // flush empties the server between two slices.
@@ -233,19 +206,6 @@ func (e *env) memory() memory {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return memory{heap: int64(m.HeapAlloc), stacks: int64(m.StackInuse), goroutines: runtime.NumGoroutine()}
-}
-
-// roundTrip returns the median time of n PINGs.
-func roundTrip(ctx context.Context, rdb *redis.Client, n int) (time.Duration, error) {
-	var all durations
-	for range n {
-		start := time.Now()
-		if err := rdb.Ping(ctx).Err(); err != nil {
-			return 0, err
-		}
-		all = append(all, time.Since(start))
-	}
-	return all.quantile(0.5), nil
 }
 
 // harness is a testing.TB for a program, so that the program can start servers as tests do. A

@@ -1,100 +1,63 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"time"
 )
 
 type handoverSizes struct {
-	rounds, farRounds   int
-	waiters, farWaiters []int
-	samples, farSamples int           // in a round
-	hold                time.Duration // the length of a section, in which the former owner queues again
-	limit               time.Duration // of a system in a round, and of a hand-over
+	rounds, samples int
+	waiters         []int
+	hold            time.Duration // the length of a section, in which the former owner queues again
+	limit           time.Duration // of a system that polls in a round, and of each hand-over
 }
-
-// draining is the case in which nobody queues again until the queue is empty.
-const draining = "draining"
 
 // handover measures from the call of Unlock until Lock has returned in another client, and counts
 // what all clients send meanwhile. Each client has connections of its own, as on other machines.
 //
 // The unit is the raw wake. The bare grant stands between the raw wake and a lock. Both are
 // measured between the hand-overs of a system that is quiet while its clients wait.
-//
-// A round visits all cases, in a new order every time, before the next round begins, so that no
-// case has a better hour of the machine than another.
-func handover(b *bench) error {
-	s := b.sizes.handover
-	var near, distant []*relay
-	for _, n := range s.waiters {
-		near = append(near, b.relay(0, n, false), b.relay(0, n, true))
-	}
-	for _, rt := range b.sizes.trips {
-		for _, n := range s.farWaiters {
-			distant = append(distant, b.relay(rt, n, false))
+func handover(b *bench) error { return b.handovers(b.sizes.handover, true) }
+
+// handovers visits all cases in each round, in a new order every time, so that no case has a better
+// hour of the machine than another.
+func (b *bench) handovers(size handoverSizes, baselines bool) error {
+	var relays []*relay
+	for _, n := range size.waiters {
+		c := &relay{handoverSizes: size, waiting: n}
+		which := strconv.Itoa(n) + " waiting"
+		if baselines {
+			c.bare = map[turn]*record{
+				wake:  b.record(which, &system{name: rawWake}, size.rounds),
+				grant: b.record(which, &system{name: bareGrant}, size.rounds),
+			}
 		}
+		for _, s := range b.systems {
+			c.records = append(c.records, b.record(which, s, size.rounds))
+		}
+		relays = append(relays, c)
 	}
-	if err := b.relays("handover", s.rounds, near); err != nil {
-		return err
-	}
-	return b.relays("handover, far", s.farRounds, distant)
+	return b.turns(b.workload, size.rounds, len(relays), func(r, i int) error {
+		return inTurns(len(b.systems), func(k int) error { return b.relayRound(relays[i], k, r) })
+	})
 }
 
 // relay is a case of handover, and its records.
 type relay struct {
-	roundTrip        time.Duration
-	waiters, samples int
-	drains           bool
-	systems          []*system
-	records          []*record // of the systems
-	bare             map[turn]*record
-}
+	handoverSizes
 
-// relay makes a case. Only quiet systems drain a queue, as only they have a queue.
-func (b *bench) relay(rt time.Duration, waiters int, drains bool) *relay {
-	size := b.sizes.handover
-	which := caseName(strconv.Itoa(waiters)+" waiting", trip(rt))
-	c := &relay{roundTrip: rt, waiters: waiters, samples: size.samples, drains: drains, systems: b.taking()}
-	rounds := size.rounds
-	if rt > 0 {
-		rounds, c.samples = size.farRounds, size.farSamples
-	}
-	if drains {
-		which = caseName(which, draining)
-		c.systems = slices.DeleteFunc(c.systems, func(s *system) bool { return s.queued == nil })
-	}
-	c.bare = map[turn]*record{
-		wake:  b.record(which, &system{name: rawWake}, rounds),
-		grant: b.record(which, &system{name: bareGrant}, rounds),
-	}
-	for _, s := range c.systems {
-		c.records = append(c.records, b.record(which, s, rounds))
-	}
-	return c
-}
-
-// relays visits all cases in each round, and in each case all systems.
-func (b *bench) relays(what string, rounds int, cases []*relay) error {
-	return b.turns(what, rounds, len(cases), func(r, i int) error {
-		return inTurns(len(cases[i].systems), func(k int) error {
-			return b.relayRound(cases[i], k, r)
-		})
-	})
+	waiting int
+	records []*record // of the systems
+	bare    map[turn]*record
 }
 
 // relayRound is the turn of the k-th system.
 func (b *bench) relayRound(c *relay, k, r int) error {
+	l := &slice{relay: c, rings: map[turn]*ring{}, took: map[turn]durations{}}
 	rec := c.records[k]
-	l := &slice{
-		relay: c, limit: b.sizes.handover.limit, hold: b.sizes.handover.hold + 3*c.roundTrip,
-		rings: map[turn]*ring{}, took: map[turn]durations{},
-	}
-	m, err := b.handoverSlice(l, c.systems[k])
+	m, err := b.handoverSlice(l, b.systems[k])
 	if err = errors.Join(err, l.close(rec)); err != nil {
 		rec.failed(r, err)
 	}
@@ -118,147 +81,103 @@ const (
 
 // slice is a system's turn in a case: a ring of its clients, and the baselines beside the ring.
 type slice struct {
-	relay       *relay
-	limit, hold time.Duration
-	ping        time.Duration // a round trip
-	rings       map[turn]*ring
-	waker       *waker // nil beside a system that polls
-	took        map[turn]durations
+	*relay
+
+	rings map[turn]*ring
+	waker *waker // nil without baselines
+	took  map[turn]durations
 }
 
-// handoverSlice opens the clients of a slice and measures.
-func (b *bench) handoverSlice(l *slice, s *system) (m round, err error) {
-	rdb, err := b.redis(l.relay.roundTrip)
-	if err != nil {
-		return nil, err
-	}
-	defer rdb.Close()
-	if l.ping, err = roundTrip(context.Background(), rdb, 11); err != nil {
-		return nil, err
-	}
+// handoverSlice opens the clients of a slice, measures, and counts what the ring sends while no
+// baseline sends anything.
+func (b *bench) handoverSlice(l *slice, s *system) (round, error) {
 	if err := l.open(b, s); err != nil {
 		return nil, err
 	}
-	if err := l.measure(); err != nil {
+	if err := l.measure(s); err != nil {
 		return nil, err
 	}
-	m = l.figures(handOver)
-	if l.waker != nil {
-		m["grant_of_wake"] = l.figures(grant)["p50_us"] / l.figures(wake)["p50_us"]
+	n := 0.0
+	u, err := b.spent(func() error {
+		return l.run(s, make([]turn, (l.samples+3)/4), func(turn, time.Duration) { n++ })
+	})
+	if err != nil {
+		return nil, err
 	}
-	return m, l.count(b, s, m)
+	m := l.figures(handOver)
+	m["scripts"], m["commands"] = float64(u.scripts())/n, float64(u.commands(s.also...))/n
+	m["wire_bytes"] = float64(u.in+u.out) / n
+	return m, nil
 }
 
 // figures returns the metrics of a kind of turn.
 func (l *slice) figures(t turn) round {
 	p50, p99 := l.took[t].quantile(0.5), l.took[t].quantile(0.99)
-	return round{
-		"p50_us": micros(p50), "p99_us": micros(p99), "tail": float64(p99) / float64(p50),
-		"trips": float64(p50) / float64(l.ping),
-	}
+	return round{"p50_us": micros(p50), "p99_us": micros(p99), "tail": float64(p99) / float64(p50)}
 }
 
 // open fills the queues, and lets each ring make a first hand-over, whose owner has not waited.
-func (l *slice) open(b *bench, s *system) error {
-	rt := l.relay.roundTrip
-	addr, err := b.addr(rt)
-	if err != nil {
-		return err
-	}
+func (l *slice) open(b *bench, s *system) (err error) {
 	lock := freshLock("handover")
 	systems := map[turn]*system{handOver: s}
-	if s.queued != nil {
+	if l.bare != nil && s.queued != nil {
 		systems[grant] = bareLocks
-		rdb, err := b.redis(rt)
-		if err != nil {
-			return err
-		}
-		if l.waker, err = newWaker(rdb, lock); err != nil {
+		if l.waker, err = newWaker(b.redis(), lock); err != nil {
 			return err
 		}
 	}
 	for t, s := range systems {
-		r, err := newRing(b, s, lock+":"+strconv.Itoa(int(t)), setup{addr: addr}, l.relay.waiters+1)
+		r, err := newRing(b, s, lock+":"+strconv.Itoa(int(t)), b.setup(), l.waiting+1)
 		if err != nil {
 			return err
 		}
 		l.rings[t] = r
-		if err := r.queueUp(rt); err != nil {
+		if err := r.queueUp(); err != nil {
 			return err
 		}
-		if _, err := l.pass(t); err != nil {
+		if _, err := r.pass(l.limit); err != nil {
 			return err
 		}
 	}
-	pause(l.hold + 10*rt) // the first owners connect and subscribe
+	pause(l.hold) // the first owners connect and subscribe
 	return nil
 }
 
 // measure runs all kinds of turns, in a random order, each after the same pause. A machine answers
 // faster shortly after much work, so a fixed order would give each kind a machine of its own.
-func (l *slice) measure() error {
+func (l *slice) measure(s *system) error {
 	kinds := []turn{handOver}
 	if l.waker != nil {
 		kinds = []turn{handOver, wake, grant}
 	}
-	turns := make([]turn, l.relay.samples*len(kinds))
+	turns := make([]turn, l.samples*len(kinds))
 	for i, to := range rand.Perm(len(turns)) {
 		turns[to] = kinds[i%len(kinds)]
 	}
-	return l.run(turns, func(t turn, d time.Duration) { l.took[t] = append(l.took[t], d) })
+	return l.run(s, turns, func(t turn, d time.Duration) { l.took[t] = append(l.took[t], d) })
 }
 
 // run makes turns until a system that polls has used up its time.
-func (l *slice) run(turns []turn, done func(turn, time.Duration)) error {
-	over := time.Now().Add(l.limit + time.Duration(len(turns))*(l.hold+2*l.relay.roundTrip))
+func (l *slice) run(s *system, turns []turn, done func(turn, time.Duration)) error {
+	over := time.Now().Add(l.limit + time.Duration(len(turns))*l.hold)
 	for _, t := range turns {
-		if l.waker == nil && time.Now().After(over) {
+		if s.queued == nil && time.Now().After(over) {
 			break
 		}
 		pause(l.hold)
-		d, err := l.pass(t)
+		var d time.Duration
+		var err error
+		if r := l.rings[t]; r != nil {
+			d, err = r.pass(l.limit)
+		} else {
+			d, err = l.waker.wake()
+		}
 		if err != nil {
 			return err
 		}
 		done(t, d)
 	}
 	pause(l.hold) // the last owner queues again
-	return nil
-}
-
-// pass makes one turn.
-func (l *slice) pass(t turn) (time.Duration, error) {
-	r := l.rings[t]
-	if r == nil {
-		return l.waker.wake()
-	}
-	if r.waiting == 0 {
-		if err := r.refill(); err != nil {
-			return 0, err
-		}
-		pause(l.hold) // for the replies
-	}
-	d, err := r.pass(l.limit)
-	if err == nil && !l.relay.drains {
-		err = r.again(l.limit)
-	}
-	return d, err
-}
-
-// count adds what a ring sends for a hand-over, while no baseline sends anything.
-func (l *slice) count(b *bench, s *system, m round) error {
-	if l.relay.drains {
-		return nil
-	}
-	n := 0.0
-	u, err := b.spent(func() error {
-		return l.run(make([]turn, (l.relay.samples+3)/4), func(turn, time.Duration) { n++ })
-	})
-	if err != nil {
-		return err
-	}
-	m["scripts"], m["commands"] = float64(u.scripts())/n, float64(u.commands(s.also...))/n
-	m["wire_bytes"] = float64(u.in+u.out) / n
 	return nil
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -22,16 +23,15 @@ type heldSizes struct {
 	rest   time.Duration // for the use of client and server at rest
 }
 
-// held measures what many locks cost while nothing but renewal happens. The unit is a script call
-// that renews 100 leases, again and again.
+// held measures what many locks cost while nothing but renewal happens.
 func held(b *bench) error {
 	for _, n := range b.sizes.held.locks {
 		which := strconv.Itoa(n) + " locks"
-		rest, err := b.rawRenewals(which, n)
+		rest, err := b.atRest(n)
 		if err != nil {
 			return err
 		}
-		for _, s := range b.taking() {
+		for _, s := range b.systems {
 			if s.renews == 0 || s.setting == defaults && s.name != "relock" && n > b.sizes.held.locks[0] {
 				continue
 			}
@@ -49,93 +49,15 @@ func held(b *bench) error {
 	return nil
 }
 
-// rawRenewal is the name of the unit's records.
-const rawRenewal = "one script for 100"
-
-const rawBatch, rawPipeline = 100, 10
-
-var rawRenewScript = redis.NewScript(`
-for i = 1, #KEYS do
-  if redis.call('GET', KEYS[i]) == ARGV[i] then redis.call('PEXPIRE', KEYS[i], ARGV[#KEYS + 1]) end;
-end
-return 0`)
-
-// rawRenewals measures the unit, and returns what client and server use at rest with n keys.
-func (b *bench) rawRenewals(which string, n int) (rest usage, err error) {
-	rdb, err := b.redis(0)
-	if err != nil {
+// atRest returns what client and server use with n keys that expire, while nothing happens.
+func (b *bench) atRest(n int) (usage, error) {
+	keys := "for i = 1, ARGV[1] do redis.call('SET', 'rest:' .. i, ARGV[2], 'EX', 3600) end"
+	value := "00000000-0000-0000-0000-000000000000:1" // as long as a hold
+	if err := b.admin.Eval(context.Background(), keys, nil, n, value).Err(); err != nil && !errors.Is(err, redis.Nil) {
 		return usage{}, err
 	}
-	defer rdb.Close()
-	commands, err := b.rawCommands(rdb, n)
-	if err != nil {
-		return usage{}, err
-	}
-	rest, err = b.spent(func() error { pause(b.sizes.held.rest); return nil })
-	if err != nil {
-		return usage{}, err
-	}
-	rec := b.record(which, &system{name: rawRenewal}, b.sizes.held.rounds)
-	again := max(1, 200_000/n) // enough for the clocks of CPU time
-	for r := range rec.rounds {
-		u, err := b.spent(func() error {
-			for range again {
-				if err := pipelined(rdb, commands); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return usage{}, err
-		}
-		renewals := float64(n * again)
-		rec.set(r, round{
-			"client_us": micros(u.client) / renewals, "server_us": micros(u.server) / renewals,
-			"commands_per_100": 100 * float64(u.scripts()) / renewals, "allocs": float64(u.mallocs) / renewals,
-		})
-	}
-	return rest, b.flush()
-}
-
-// rawCommands sets n keys, and returns the commands that renew all of them.
-func (b *bench) rawCommands(rdb *redis.Client, n int) ([][]any, error) {
-	ctx := context.Background()
-	if err := rawRenewScript.Load(ctx, rdb).Err(); err != nil {
-		return nil, err
-	}
-	var commands [][]any
-	for first := 0; first < n; first += rawBatch {
-		count := min(rawBatch, n-first)
-		pipe := rdb.Pipeline()
-		keys, values := []any{"evalsha", rawRenewScript.Hash(), count}, []any{}
-		for i := first; i < first+count; i++ {
-			key := "raw:" + strconv.Itoa(i)
-			value := fmt.Sprintf("00000000-0000-0000-0000-%012d:%d", i, i) // as long as a hold
-			keys, values = append(keys, key), append(values, value)
-			pipe.Set(ctx, key, value, time.Hour)
-		}
-		commands = append(commands, append(append(keys, values...), b.sizes.held.ttl.Milliseconds()*1000))
-		if _, err := pipe.Exec(ctx); err != nil {
-			return nil, err
-		}
-	}
-	return commands, nil
-}
-
-// pipelined sends commands in pipelines.
-func pipelined(rdb *redis.Client, commands [][]any) error {
-	ctx := context.Background()
-	for batch := range slices.Chunk(commands, rawPipeline) {
-		pipe := rdb.Pipeline()
-		for _, args := range batch {
-			_ = pipe.Do(ctx, args...) // Exec has the error
-		}
-		if _, err := pipe.Exec(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	u, err := b.spent(func() error { pause(b.sizes.held.rest); return nil })
+	return u, errors.Join(err, b.flush())
 }
 
 // hoard is many locks that a process holds.
@@ -260,45 +182,25 @@ func burn() (stop func()) {
 	}
 }
 
-// lost counts the locks that are gone for the sections or for Redis.
+// lost counts the locks that are gone for the sections or for Redis. A lock without most of its
+// keys is gone.
 func (b *bench) lost(s *system, names []string, sections []context.Context) (n int, err error) {
+	ctx := context.Background()
 	for batch := range slices.Chunk(names, 1000) {
-		left, err := b.leases(s, batch)
-		if err != nil {
+		pipe := b.admin.Pipeline()
+		found := make([]*redis.IntCmd, len(batch))
+		for i, name := range batch {
+			found[i] = pipe.Exists(ctx, s.keys(name)...)
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
 			return 0, err
 		}
-		for i, d := range left {
-			if d <= 0 || sections[i].Err() != nil {
+		for i, name := range batch {
+			if 2*int(found[i].Val()) <= len(s.keys(name)) || sections[i].Err() != nil {
 				n++
 			}
 		}
 		sections = sections[len(batch):]
 	}
 	return n, nil
-}
-
-// leases returns how long most keys of each lock will live. A lock without most of its keys is
-// free: the result is not above 0.
-func (b *bench) leases(s *system, names []string) ([]time.Duration, error) {
-	ctx := context.Background()
-	pipe := b.admin.Pipeline()
-	ttls := make([][]*redis.DurationCmd, len(names))
-	for i, name := range names {
-		for _, key := range s.keys(name) {
-			ttls[i] = append(ttls[i], pipe.PTTL(ctx, key))
-		}
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, err
-	}
-	left := make([]time.Duration, len(names))
-	for i := range names {
-		var each durations
-		for _, ttl := range ttls[i] {
-			each = append(each, ttl.Val())
-		}
-		slices.Sort(each)
-		left[i] = each[len(each)/2]
-	}
-	return left, nil
 }

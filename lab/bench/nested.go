@@ -12,7 +12,7 @@ type nestedSizes struct{ rounds, pairs int }
 // waits for its own outer section until the lease is over.
 func nested(b *bench) error {
 	rounds := b.sizes.nested.rounds
-	all := []*system{relockDefaults, relockLocal}
+	all := b.systems
 	records, handles := make([]*record, len(all)), make([]handle, len(all))
 	for i, s := range all {
 		records[i] = b.record("", s, rounds)

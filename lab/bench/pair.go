@@ -10,15 +10,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-type pairSizes struct {
-	rounds, bursts, pairs int // bursts in a round, pairs in a burst
-	farRounds, farPairs   int // with an added round trip, where a round is one burst
-}
+type pairSizes struct{ rounds, bursts, pairs int } // bursts in a round, pairs in a burst
 
 type parallelSizes struct {
 	rounds, goroutines int
 	slice              time.Duration
-	farRounds          int
 }
 
 // seat is a goroutine's place in a system: a lock that nobody else wants.
@@ -72,23 +68,21 @@ type field struct {
 }
 
 // field opens all systems of the workload, with n seats each.
-func (b *bench) field(roundTrip time.Duration, rounds, n int) (*field, error) {
-	addr, err := b.addr(roundTrip)
-	if err != nil {
-		return nil, err
-	}
-	f := &field{rdb: redis.NewClient(&redis.Options{Addr: addr})}
+func (b *bench) field(rounds, n int) (*field, error) {
+	f := &field{rdb: b.redis()}
 	endable, end := context.WithCancel(context.Background())
 	f.end = end
-	for _, s := range b.taking() {
-		p, err := s.open(setup{addr: addr, rdb: f.rdb, others: b.others, stores: b.stores})
+	with := b.setup()
+	with.rdb = f.rdb
+	for _, s := range b.systems {
+		p, err := s.open(with)
 		if err != nil {
 			f.close()
 			return nil, fmt.Errorf("%s: %w", s, err)
 		}
-		c := &competitor{system: s, process: p, record: b.record(trip(roundTrip), s, rounds), seats: make([]seat, n)}
+		c := &competitor{system: s, process: p, record: b.record("", s, rounds), seats: make([]seat, n)}
 		ctx := context.Background()
-		if s.endable() {
+		if s.setting == ending {
 			ctx = endable
 		}
 		for i := range c.seats {
@@ -145,49 +139,36 @@ func (c *competitor) figures() round {
 }
 
 // pair measures Lock and Unlock of a lock that nobody else wants.
-func pair(b *bench) error { return b.eachTrip(b.pairs) }
+func pair(b *bench) error { return b.pairs(b.sizes.pair) }
 
 // pairs measures each system in bursts, in turns with all others. From a tenth of a second to the
 // next a machine may take twice as long for everything. So a round has several bursts of each
 // system, and compares sums over the same moments.
-func (b *bench) pairs(rt time.Duration) error {
-	rounds, bursts, pairs := b.sizes.pair.rounds, b.sizes.pair.bursts, b.sizes.pair.pairs
-	if rt > 0 {
-		rounds, bursts, pairs = b.sizes.pair.farRounds, 1, b.sizes.pair.farPairs
-	}
-	f, err := b.field(rt, rounds, 1)
+func (b *bench) pairs(size pairSizes) error {
+	f, err := b.field(size.rounds, 1)
 	if err != nil {
 		return err
 	}
 	defer f.close()
-	warm := min(pairs, 50)
 	for _, c := range f.all {
-		if err := c.seats[0].burst(warm); err != nil { // connections, scripts
+		if err := c.seats[0].burst(size.pairs); err != nil { // connections, scripts
 			return fmt.Errorf("%s: %w", c.system, err)
 		}
 	}
-	return b.rounds(caseName(b.workload, trip(rt)), rounds, func(r int) error {
-		var pinged durations
+	return b.rounds(b.workload, size.rounds, func(r int) error {
 		for _, c := range f.all {
 			c.reset()
 		}
-		for range bursts {
-			err := inTurns(len(f.all)+1, func(i int) error {
-				if i < len(f.all) {
-					return f.all[i].run(b.env, func() error { return f.all[i].seats[0].burst(pairs) })
-				}
-				d, err := roundTrip(context.Background(), f.rdb, warm)
-				pinged = append(pinged, d)
-				return err
+		for range size.bursts {
+			err := inTurns(len(f.all), func(i int) error {
+				return f.all[i].run(b.env, func() error { return f.all[i].seats[0].burst(size.pairs) })
 			})
 			if err != nil {
 				return err
 			}
 		}
 		for _, c := range f.all {
-			m := c.figures()
-			m["trips"] = m["us"] / micros(pinged.quantile(0.5))
-			c.record.set(r, m)
+			c.record.set(r, c.figures())
 		}
 		return nil
 	})
@@ -195,27 +176,22 @@ func (b *bench) pairs(rt time.Duration) error {
 
 // parallel measures many goroutines of one process, each with a lock of its own, whose commands can
 // be sent together.
-func parallel(b *bench) error { return b.eachTrip(b.parallels) }
-
-func (b *bench) parallels(rt time.Duration) error {
-	rounds := b.sizes.parallel.rounds
-	if rt > 0 {
-		rounds = b.sizes.parallel.farRounds
-	}
-	f, err := b.field(rt, rounds, b.sizes.parallel.goroutines)
+func parallel(b *bench) error {
+	size := b.sizes.parallel
+	f, err := b.field(size.rounds, size.goroutines)
 	if err != nil {
 		return err
 	}
 	defer f.close()
 	for _, c := range f.all {
-		if err := c.together(b.sizes.parallel.slice / 4); err != nil { // connections, scripts
+		if err := c.together(size.slice / 4); err != nil { // connections, scripts
 			c.record.failed(0, err)
 		}
 	}
-	return b.turns(caseName("parallel", trip(rt)), rounds, len(f.all), func(r, i int) error {
+	return b.turns(b.workload, size.rounds, len(f.all), func(r, i int) error {
 		c := f.all[i]
 		c.reset()
-		err := c.run(b.env, func() error { return c.together(b.sizes.parallel.slice) })
+		err := c.run(b.env, func() error { return c.together(size.slice) })
 		if err != nil {
 			c.record.failed(r, err)
 			return nil

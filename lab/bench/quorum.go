@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/go-redsync/redsync/v4"
 	redsyncredis "github.com/go-redsync/redsync/v4/redis"
@@ -25,10 +23,8 @@ import (
 // Locks over three independent servers. The unit is redsync over the same servers.
 
 type quorumSizes struct {
-	pair            pairSizes
-	rounds, samples int // of hand-overs
-	waiters         []int
-	limit           time.Duration // of a system in a round of hand-overs
+	pair     pairSizes
+	handover handoverSizes
 }
 
 const (
@@ -52,30 +48,24 @@ var (
 	silentFirst = []int{silentMember, 0, 1}
 )
 
-// startMembers starts all members of quorums once.
-func (e *env) startMembers() {
-	if e.quorum != nil {
-		return
-	}
-	e.quorum = newEnv(e.t)
-	for i := 1; i <= silentMember; i++ {
-		s := redistest.Start(e.t)
-		e.quorum.others = append(e.quorum.others, s.Addr())
-		switch i {
-		case deadMember:
-			s.Kill()
-		case silentMember:
-			s.Pause()
+// onMembers returns the workload on members of quorums, which it starts once. Member 0 is the
+// server that figures are read from.
+func (b *bench) onMembers() *bench {
+	if b.quorum == nil {
+		b.quorum = newEnv(b.t)
+		for i := 1; i <= silentMember; i++ {
+			s := redistest.Start(b.t)
+			b.quorum.others = append(b.quorum.others, s.Addr())
+			switch i {
+			case deadMember:
+				s.Kill()
+			case silentMember:
+				s.Pause()
+			}
 		}
 	}
-}
-
-// onMembers returns the workload on members of quorums. Member 0 is the server that figures are
-// read from.
-func (b *bench) onMembers() *bench {
-	b.startMembers()
 	on := *b
-	on.env, on.sizes.pair = b.env.quorum, b.sizes.quorum.pair
+	on.env = b.quorum
 	return &on
 }
 
@@ -209,81 +199,35 @@ func (c keyClient) Close() {
 // two were inside at once with it: all tries of a Lock have the same value, so a late release of
 // one try may delete a key of the next try.
 var (
-	quorumRelock         = relockOver(defaults, allAlive)
-	quorumDead           = relockOver(oneDead, deadFirst)
-	quorumSilent         = relockOver(oneSilent, silentFirst)
-	quorumRedsync        = redsyncOver(defaults, allAlive)
-	quorumTuned          = redsyncOver(tuned, allAlive, redsync.WithTries(1<<30), redsync.WithRetryDelay(tunedPause))
-	quorumFailFast       = redsyncOver(failFast, allAlive, redsync.WithFailFast(true))
-	quorumFailFastDead   = redsyncOver(oneDead, deadFirst, redsync.WithFailFast(true))
-	quorumFailFastSilent = redsyncOver(oneSilent, silentFirst, redsync.WithFailFast(true))
-	quorumRueidislock    = rueidislockOver(threeServers, allAlive)
-	singleRueidislock    = &system{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{})}
+	quorumRelock      = relockOver(defaults, allAlive)
+	quorumRedsync     = redsyncOver(defaults, allAlive)
+	quorumFailFast    = redsyncOver(failFast, allAlive, redsync.WithFailFast(true))
+	quorumRueidislock = rueidislockOver(threeServers, allAlive)
+
+	quorumAlive  = []*system{quorumRelock, quorumRedsync, quorumFailFast, quorumRueidislock}
+	quorumFaults = []*system{
+		quorumRelock, relockOver(oneDead, deadFirst), relockOver(oneSilent, silentFirst), quorumFailFast,
+		redsyncOver(oneDead, deadFirst, redsync.WithFailFast(true)),
+		redsyncOver(oneSilent, silentFirst, redsync.WithFailFast(true)),
+	}
+	quorumRings = []*system{
+		quorumRelock, quorumRedsync,
+		redsyncOver(tuned, allAlive, redsync.WithTries(1<<30), redsync.WithRetryDelay(tunedPause)),
+		quorumRueidislock,
+		{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{})},
+	}
 )
 
 // quorumPair is pair over three members.
-func quorumPair(b *bench) error { return b.onMembers().pairs(0) }
+func quorumPair(b *bench) error { return b.onMembers().pairs(b.sizes.quorum.pair) }
 
 // quorumFault is pair over three members, of which one does not answer. Calls behind a pair are
 // still there while others are measured, and take CPU from them.
 func quorumFault(b *bench) error {
 	logging.Disable() // go-redis logs every failure to connect
 	defer logging.Enable()
-	return b.onMembers().pairs(0)
+	return quorumPair(b)
 }
 
 // quorumHandover measures rings over three members.
-func quorumHandover(b *bench) error {
-	b = b.onMembers()
-	for _, n := range b.sizes.quorum.waiters {
-		err := b.contest(strconv.Itoa(n)+" waiting", b.sizes.quorum.rounds, func(s *system, rec *record) (round, error) {
-			return b.quorumRing(s, rec, n)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// quorumRing hands a lock round until there are enough samples, or the time is over.
-func (b *bench) quorumRing(s *system, rec *record, waiters int) (m round, err error) {
-	ping, err := roundTrip(context.Background(), b.admin, 11)
-	if err != nil {
-		return nil, err
-	}
-	r, err := newRing(b, s, freshLock(b.workload), setup{addr: b.server.Addr(), others: b.others, stores: b.stores}, waiters+1)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		err = errors.Join(err, r.close())
-		rec.Broken += r.guard.broken.Load()
-	}()
-	if err := r.queueUp(0); err != nil {
-		return nil, err
-	}
-	if _, err := b.oneHandover(r); err != nil { // the first owner has not waited
-		return nil, err
-	}
-	var took durations
-	over := time.Now().Add(b.sizes.quorum.limit)
-	commands, err := b.sent(s, func() error {
-		for len(took) == 0 || len(took) < b.sizes.quorum.samples && time.Now().Before(over) {
-			d, err := b.oneHandover(r)
-			if err != nil {
-				return err
-			}
-			took = append(took, d)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	p50 := took.quantile(0.5)
-	return round{
-		"p50_us": micros(p50), "p99_us": micros(took.quantile(0.99)), "trips": float64(p50) / float64(ping),
-		"commands": commands / float64(len(took)),
-	}, nil
-}
+func quorumHandover(b *bench) error { return b.onMembers().handovers(b.sizes.quorum.handover, false) }

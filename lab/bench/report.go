@@ -88,13 +88,6 @@ var ratios = []struct{ workload, name, metric, system, setting, other string }{
 	{"handover", "of_wake", "p50_us", rawWake, "", "p50_us"},
 	{"handover", "of_grant", "p50_us", bareGrant, "", "p50_us"},
 	{"hot", "of_grant", "per_s", bareGrant, "", "per_s"},
-	{"held", "client_of_raw", "client_us", rawRenewal, "", "client_us"},
-	{"held", "server_of_raw", "server_us", rawRenewal, "", "server_us"},
-	{"kinds-pair", "of_plain", "us", "relock", defaults, "us"},
-	{"kinds-several", "of_plain", "us", "relock", defaults, "us"},
-	{"script", "of_bare", "us", bareScript, "", "us"},
-	{"once-pair", "of_plain", "us", "relock", defaults, "us"},
-	{"once-pair", "of_script", "us", "relock", inSection, "us"},
 	{"quorum-pair", "of_redsync", "us", "redsync", defaults, "us"},
 	{"quorum-pair", "of_fail_fast", "us", "redsync", failFast, "us"},
 	{"quorum-pair", "of_rueidislock", "us", "rueidislock", threeServers, "us"},
@@ -205,16 +198,10 @@ func (r *report) cases(workload string) []string {
 	return all
 }
 
-// largest returns the case of a workload with the largest number in front.
+// largest returns the last case of a workload, as cases grow; "" without a case.
 func (r *report) largest(workload string) string {
-	return slices.MaxFunc(append(r.cases(workload), ""), func(a, b string) int { return leading(a) - leading(b) })
-}
-
-// leading returns the number in front of the name of a case.
-func leading(which string) int {
-	number, _, _ := strings.Cut(which, " ")
-	n, _ := strconv.Atoi(number)
-	return n
+	all := append([]string{""}, r.cases(workload)...)
+	return all[len(all)-1]
 }
 
 // in returns the records of a case.
@@ -245,44 +232,30 @@ func (r *report) has(name string) bool {
 	})
 }
 
-// write keeps the report as a file of its own in dir, with a record a line, and returns the path.
-func (r *report) write(dir string) (string, error) {
+// write keeps the report as a file of its own in dir, with a record a line.
+func (r *report) write(dir string) error {
 	data, err := json.Marshal(r)
 	if err != nil {
-		return "", err
+		return err
 	}
 	data = bytes.ReplaceAll(data, []byte(`{"workload"`), []byte("\n"+`{"workload"`))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	name := r.Date.Format("20060102-150405")
-	if r.Commit != "" {
-		name += "-" + r.Commit
-	}
-	path := filepath.Join(dir, name+".json")
-	return path, os.WriteFile(path, append(data, '\n'), 0o644)
+	name := r.Date.Format("20060102-150405") + "-" + r.Commit + ".json"
+	return os.WriteFile(filepath.Join(dir, name), append(data, '\n'), 0o644)
 }
 
-// readRuns returns the reports of all files in dir, in the order of their names.
-func readRuns(dir string) ([]*report, error) {
+// newest returns the report in dir whose name is the last, which is the newest.
+func newest(dir string) (*report, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
 		return nil, err
 	}
-	var runs []*report
-	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
-		}
-		r := &report{}
-		if err := json.Unmarshal(data, r); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		runs = append(runs, r)
-	}
-	if len(runs) == 0 {
+	if len(paths) == 0 {
 		return nil, errors.New("no results in " + dir)
 	}
-	return runs, nil
+	data, err := os.ReadFile(slices.Max(paths))
+	if err != nil {
+		return nil, err
+	}
+	r := &report{}
+	return r, json.Unmarshal(data, r)
 }

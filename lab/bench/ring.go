@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +26,6 @@ type ring struct {
 	running sync.WaitGroup
 	called  atomic.Int64 // the last call of Unlock, in nanoseconds since start
 	start   time.Time
-	waiting int // clients that the conductor has let queue and not yet seen arrive
 }
 
 // arrival is the return of a Lock.
@@ -87,7 +85,7 @@ func (r *ring) join(i int) {
 }
 
 // queueUp lets the first client take the lock and all others queue.
-func (r *ring) queueUp(rt time.Duration) error {
+func (r *ring) queueUp() error {
 	r.join(0)
 	select {
 	case a := <-r.acquired:
@@ -97,28 +95,17 @@ func (r *ring) queueUp(rt time.Duration) error {
 	case <-time.After(closeLimit):
 		return errHangs
 	}
-	r.waiting = len(r.clients) - 1
-	for i := range r.waiting {
+	n := len(r.clients) - 1
+	for i := range n {
 		r.join(i + 1)
 	}
 	if r.system.queued == nil {
-		pause(50*time.Millisecond + time.Duration(r.waiting)*cmp.Or(r.system.queues, time.Millisecond) + 8*rt)
+		pause(50*time.Millisecond + time.Duration(n)*time.Millisecond)
 		return nil
 	}
-	err := r.bench.queued(r.system, r.lock, r.waiting)
-	pause(20*time.Millisecond + 2*rt) // for the replies
+	err := r.bench.queued(r.system, r.lock, n)
+	pause(20 * time.Millisecond) // for the replies
 	return err
-}
-
-// refill lets all former owners of a drained queue ask again.
-func (r *ring) refill() error {
-	for r.waiting < len(r.clients)-1 {
-		if err := send(r.rejoin, closeLimit); err != nil {
-			return err
-		}
-		r.waiting++
-	}
-	return r.bench.queued(r.system, r.lock, r.waiting)
 }
 
 // queued returns when Redis knows n waiters.
@@ -174,27 +161,24 @@ func (r *ring) await(sign <-chan struct{}) {
 	}
 }
 
-// pass makes the owner give the lock away, and returns how long the next owner took.
+// pass makes the owner give the lock away, and returns how long the next owner took. Then the
+// former owner asks again.
 func (r *ring) pass(limit time.Duration) (time.Duration, error) {
 	if err := send(r.release, limit); err != nil {
 		return 0, err
 	}
 	select {
 	case a := <-r.acquired:
-		r.waiting--
-		return a.after, a.err
+		if a.err != nil {
+			return 0, a.err
+		}
+		if err := send(r.rejoin, limit); err != nil {
+			return 0, fmt.Errorf("unlock: %w", err)
+		}
+		return a.after, nil
 	case <-time.After(limit):
 		return 0, fmt.Errorf("nobody had the lock %s after an Unlock", limit)
 	}
-}
-
-// again lets the former owner of the last hand-over ask again.
-func (r *ring) again(limit time.Duration) error {
-	if err := send(r.rejoin, limit); err != nil {
-		return fmt.Errorf("unlock: %w", err)
-	}
-	r.waiting++
-	return nil
 }
 
 // send gives a sign within the limit.

@@ -32,10 +32,6 @@ type system struct {
 	also []string
 	// queued counts the waiters in Redis; nil: the system polls, and Redis knows no waiters.
 	queued func(ctx context.Context, rdb *redis.Client, lock string) (int, error)
-	// received counts the commands of clients at a server beside Redis; nil: Redis counts.
-	received received
-	// queues is how long a waiter may take to queue where nobody counts waiters; 0: a millisecond.
-	queues time.Duration
 	// cycle is the longest interval of all that the system does by itself; 0: the system polls.
 	cycle time.Duration
 	// renews is how often in a TTL the system renews a lease; 0: never.
@@ -48,8 +44,7 @@ type setup struct {
 	rdb  *redis.Client // for all systems on go-redis; nil: each opens a client of its own
 	ttl  time.Duration // 0: the system's default
 
-	others []string      // addresses of members of a quorum beside addr
-	stores *storeServers // of locks in other stores
+	others []string // addresses of members of a quorum beside addr
 }
 
 // process is a process's part of a system: connections, and all that goroutines share.
@@ -85,16 +80,15 @@ const (
 	defaults      = "defaults"
 	tuned         = "tuned"
 	localReentry  = "local re-entry"
-	localPass     = "local pass"
 	autoPipelined = "auto-pipelined"
 	ending        = "can end"
-	endingPrompt  = "can end, prompt"
 )
 
 // relockWith is relock in a setting, for all workloads or only some.
 func relockWith(setting string, only []string, how through, options ...relock.Option) *system {
 	return &system{
-		name: "relock", setting: setting, open: openRelock(how, options...), keys: func(lock string) []string { return []string{relockKey(lock)} }, queued: relockQueued, only: only,
+		name: "relock", setting: setting, only: only, open: openRelock(how, options...), queued: relockQueued,
+		keys:   func(lock string) []string { return []string{relockKey(lock)} },
 		renews: 3,
 		cycle:  relock.DefaultTTL * 4 / 3, // every waiter has asked once about the owner's lease
 	}
@@ -104,21 +98,14 @@ func relockWith(setting string, only []string, how through, options ...relock.Op
 var (
 	relockDefaults = relockWith(defaults, nil, nil)
 	relockLocal    = relockWith(localReentry, []string{"nested"}, nil, relock.WithLocalReentry())
-	relockPass     = relockWith(localPass, []string{"hot"}, nil, relock.WithLocalPass(0, 0))
-	relockAuto     = relockWith(autoPipelined, []string{"parallel"}, auto)
-	relockEnding   = relockWith(ending, []string{"pair"}, nil)
-	relockPrompt   = relockWith(endingPrompt, []string{"pair"}, prompt)
 
 	systems = []*system{
 		{name: "floor", open: openFloor(nil), also: []string{"set"}, only: []string{"pair", "parallel"}},
 		{name: "floor", setting: autoPipelined, open: openFloor(auto), also: []string{"set"}, only: []string{"parallel"}},
 		bareLocks,
 		relockDefaults,
-		relockEnding,
-		relockPrompt,
-		relockLocal,
-		relockPass,
-		relockAuto,
+		relockWith(ending, []string{"pair"}, nil),
+		relockWith(autoPipelined, []string{"parallel"}, auto),
 		{name: "redsync", setting: defaults, open: openRedsync(nil), keys: sameKey, also: []string{"set"}},
 		{
 			name: "redsync", setting: tuned, keys: sameKey, also: []string{"set"},
@@ -156,24 +143,13 @@ var settings = [][2]string{
 	{"relock, defaults", "`relock.New(rdb)`"},
 	{"relock, " + ending, "the same with a context like that of a request. All other systems in a pair get a " +
 		"context that cannot end"},
-	{"relock, " + endingPrompt, "also with `ContextTimeoutEnabled` in go-redis's options"},
 	{"relock, " + localReentry, "with `WithLocalReentry()`"},
-	{"relock, " + localPass, "with `WithLocalPass(0, 0)`: up to 1,000 times and for 10 ms, the lock goes from " +
-		"goroutine to goroutine of a process without a round trip"},
-	{reading, "`NewRWLock(name)`, RLock and Unlock"},
-	{writing, "`NewRWLock(name)`, Lock and Unlock"},
-	{permit, "`NewSemaphore(name, 10)`"},
-	{ten, "`NewLocks` of 10 names with one hash tag"},
 	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between tries; after the last try asked again"},
 	{"redsync, tuned", "tries without limit, 5 ms between tries"},
 	{"redsync, " + failFast, "with `WithFailFast(true)`: it goes on when a majority has answered"},
 	{"rueidislock, " + threeServers, "one of its three keys on each server, by a `ClientBuilder` that is no part of rueidislock"},
 	{oneDead, "one of three servers is killed; redsync with `WithFailFast(true)`"},
 	{oneSilent, "one of three servers is stopped; redsync with `WithFailFast(true)`"},
-	{etcdMutex, "etcd's own, of package `clientv3/concurrency`, with a session of 30 s"},
-	{zkLock, "of github.com/go-zookeeper/zk"},
-	{advisoryLock, "a session lock, on a connection for each client: no lease, no token"},
-	{getLock, "the same in MariaDB"},
 	{"redislock, defaults", "`LinearBackoff(100ms)` as in an example of its documentation, but without a limit, " +
 		"as redislock does not wait by itself; a TTL of 30 s, as redislock has no default"},
 	{"redislock, tuned", "`LinearBackoff(5ms)`"},
@@ -181,9 +157,6 @@ var settings = [][2]string{
 	{"rueidislock, tuned", "`KeyMajority: 1` and `NoLoopTracking: true`, as the readme advises for one server; " +
 		"and `TryNextAfter: 1s`"},
 }
-
-// endable reports whether the context of a pair can end.
-func (s *system) endable() bool { return s.setting == ending || s.setting == endingPrompt }
 
 func (s *system) String() string {
 	if s.setting == "" {
@@ -194,11 +167,6 @@ func (s *system) String() string {
 
 // auto sends concurrent commands together on one connection.
 func auto(rdb *redis.Client) (redis.UniversalClient, error) { return rdb.AutoPipeline() }
-
-// prompt opens a client that respects the deadlines of contexts.
-func prompt(rdb *redis.Client) (redis.UniversalClient, error) {
-	return redis.NewClient(&redis.Options{Addr: rdb.Options().Addr, ContextTimeoutEnabled: true}), nil
-}
 
 // through makes the go-redis client of a system from a plain client.
 type through func(rdb *redis.Client) (redis.UniversalClient, error)
@@ -216,15 +184,9 @@ func connect(s setup, how through) (connection, error) {
 		c.own = redis.NewClient(&redis.Options{Addr: s.addr})
 		rdb = c.own
 	}
-	c.rdb = rdb
-	if how == nil {
-		return c, nil
-	}
 	var err error
-	c.rdb, err = how(rdb)
-	if other, ok := c.rdb.(*redis.Client); ok && other != rdb {
-		c.close()
-		c.own = other
+	if c.rdb = rdb; how != nil {
+		c.rdb, err = how(rdb)
 	}
 	return c, err
 }
