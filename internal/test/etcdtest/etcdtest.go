@@ -4,7 +4,6 @@
 package etcdtest
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -138,26 +136,6 @@ func (s *Server) Restart() {
 	if err != nil {
 		s.t.Fatalf("etcdtest: %v", err)
 	}
-}
-
-// Requests returns the number of messages from clients to the server: calls, and messages in
-// streams of watches and leases.
-func (s *Server) Requests() (n int) {
-	s.t.Helper()
-	text, err := s.ask("/metrics")
-	if err != nil {
-		s.t.Fatalf("etcdtest: %v", err)
-	}
-	for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
-		if name, value, _ := strings.Cut(lines.Text(), " "); strings.HasPrefix(name, "grpc_server_msg_received_total{") {
-			of, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				s.t.Fatalf("etcdtest: %s: %v", lines.Text(), err)
-			}
-			n += int(of)
-		}
-	}
-	return n
 }
 
 // find skips or fails a test without etcd.
