@@ -382,7 +382,6 @@ func TestRunIsOneScriptOfAFreeLock(t *testing.T) {
 	require.Empty(t, redistest.Keys(t, w.Plain))
 }
 
-// TestRunWaitsItsTurn has a holder that reads, waits and writes, and callers that add in between.
 func TestAfterAStopRunRunsNoScript(t *testing.T) {
 	w := stage.OnShared(t)
 	l := w.Peer().NewLock("a")
@@ -400,6 +399,7 @@ func TestAfterAStopRunRunsNoScript(t *testing.T) {
 	require.Zero(t, w.Plain.Exists(t.Context(), key("a")...).Val(), "the script has not run")
 }
 
+// TestRunWaitsItsTurn has a holder that reads, waits and writes, and callers that add in between.
 func TestRunWaitsItsTurn(t *testing.T) {
 	w := stage.OnShared(t)
 	const add = "redis.call('INCRBY', KEYS[1], ARGV[1]) redis.call('PEXPIRE', KEYS[1], 60000)"
