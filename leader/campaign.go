@@ -56,10 +56,17 @@ func Campaign(ctx context.Context, lock *relock.Lock) *Candidacy {
 }
 
 func (c *Candidacy) run(ctx context.Context) {
-	err := ErrResigned
+	var err error
 	defer func() { c.end(err) }() // also if the store ends the goroutine
-	for errors.Is(err, ErrResigned) {
-		attempts.Outlast(&err, func() error { return Run(ctx, c.candidate.lock, c.serve) })
+	for hasResigned := true; hasResigned; {
+		hasResigned = false
+		attempts.Outlast(&err, func() error {
+			return Run(ctx, c.candidate.lock, func(section context.Context) error {
+				err := c.serve(section)
+				hasResigned = section.Err() == nil // ErrResigned may be the end of another leader around ctx, too
+				return err
+			})
+		})
 	}
 	if !c.isAsked(ctx) {
 		c.candidate.inside.Log(slog.LevelError, "relock: candidacy ended", slog.String("lock", c.candidate.lock.Name()), slog.Any("error", err))

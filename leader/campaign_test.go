@@ -12,6 +12,7 @@ import (
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // Does a candidate know whether it leads?
@@ -161,6 +162,41 @@ func TestTheEndOfACandidacyIsLogged(t *testing.T) {
 		<-third.Done()
 		require.Len(t, book.About("candidacy ended"), 1, "the others end as they were told to")
 	})
+}
+
+// TestTheResignationOfAnotherEndsACandidacyUnderIt is in real time, as a candidacy that goes round
+// and round stops fake time.
+func TestTheResignationOfAnotherEndsACandidacyUnderIt(t *testing.T) {
+	for name, under := range map[string]func(leading context.Context) context.Context{
+		"the context of the other": func(leading context.Context) context.Context { return leading },
+		"a stop with the other":    func(leading context.Context) context.Context { return relock.WithStop(context.Background(), leading) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, err := relock.Open(mem.New())
+			require.NoError(t, err)
+			end := func(c <-chan struct{}) {
+				t.Helper()
+				select {
+				case <-c:
+				case <-time.After(time.Minute): // against a hang
+					require.Fail(t, "no end")
+				}
+			}
+			outer := leader.Campaign(t.Context(), client.NewLock("outer"))
+			for changes := outer.Changes(); !outer.IsLeader(); changes = outer.Changes() {
+				end(changes)
+			}
+			inner := leader.Campaign(under(outer.Context()), client.NewLock("inner"))
+			for changes := inner.Changes(); !inner.IsLeader(); changes = inner.Changes() {
+				end(changes)
+			}
+			outer.Resign()
+			inner.Resign() // of a leader under a stop, who goes on
+			end(inner.Done())
+			require.ErrorIs(t, inner.Err(), leader.ErrResigned)
+			require.NoError(t, client.Close())
+		})
+	}
 }
 
 // stuck is a link whose watch of the store never begins, as a store that does not answer: it holds
