@@ -155,13 +155,13 @@ func (b *batcher) leave() {
 }
 
 // flush sends a batch without a slot, as no send has ended in time. At the limit the next end of a
-// send does.
+// send does, or a later flush if there is a flood by then.
 func (b *batcher) flush() {
 	b.mu.Lock()
 	var batch []*flight
 	if isFlood := b.isFloodLocked(); b.sends < b.limit && (!isFlood || b.pause == maxFlooded) {
 		batch = b.takeLocked()
-	} else if isFlood {
+	} else {
 		b.armLocked(maxFlooded)
 	}
 	b.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -152,6 +153,29 @@ func TestAQueueAtTheLimitIsSentWhenASendEnds(t *testing.T) {
 	b.leave()
 	require.Len(t, <-b.sent, 1)
 	require.Equal(t, b.limit, b.sends)
+}
+
+func TestAQueueThatGrowsAtTheLimitIsSentThough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newRecorder()
+		b.limit = 2 * maxSends
+		for range maxSends {
+			b.enter(&flight{})
+		}
+		for range b.limit - maxSends { // no send ends
+			b.enter(&flight{})
+			require.Len(t, <-b.sent, 1)
+		}
+		b.enter(&flight{})
+		time.Sleep(maxFlooded) //nolint:forbidigo // fake time
+		for range maxBatch {
+			b.enter(&flight{})
+		}
+		b.leave()
+		time.Sleep(2 * maxFlooded) //nolint:forbidigo // fake time
+		require.Len(t, b.sent, 1, "a connection is free, and the others hang")
+		require.Equal(t, b.limit, b.sends)
+	})
 }
 
 func TestSendsLeaveAConnectionOfThePool(t *testing.T) {
