@@ -55,11 +55,13 @@ func (w *waited) end(id store.ID) {
 	delete(w.holds, id)
 }
 
+// has says whether a hold waits, or its lease may last. Of many calls that give up while Redis is
+// silent, cleanup leaves some to the end of their leases.
 func (w *waited) has(id store.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_, has := w.holds[id]
-	return has
+	end, has := w.holds[id]
+	return has && (end.IsZero() || time.Now().Before(end))
 }
 
 // unheard gives back the lock that a message has granted to a hold that is over. Without an answer

@@ -91,6 +91,9 @@ func TestAHoldOfAClosedClientIsForgottenAfterItsLease(t *testing.T) {
 		}
 		require.True(t, w.has(live), "a hold that is renewed")
 		require.True(t, w.has(waiting))
+		<-time.After(2 * time.Minute)
+		require.False(t, w.has(live), "a hold that nobody has forgotten, as cleanup had too many")
+		require.True(t, w.has(waiting))
 	})
 }
 
