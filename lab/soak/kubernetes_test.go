@@ -30,7 +30,7 @@ import (
 
 func init() {
 	worlds["kubernetes"] = setting{
-		begin: startKubernetes, ttl: 3 * time.Second, mode: history.Mode{Drawn: true},
+		begin: startKubernetes, ttl: 3 * time.Second, mode: history.Mode{Drawn: true}, races: true,
 		parts: []string{"part0", "part1", "part2", "part3", "part4", "part5"}, // a name of Kubernetes has no braces
 	}
 }

@@ -66,7 +66,7 @@ func (s *soak) open(over store.Store) *relock.Client {
 	if s.defect != nil {
 		over = s.defect(over)
 	}
-	c, err := relock.Open(over, relock.WithTTL(s.ttl))
+	c, err := relock.Open(over, relock.WithTTL(s.ttl), s.hooks())
 	require.NoError(s.t, err)
 	return c
 }

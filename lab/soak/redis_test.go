@@ -133,7 +133,7 @@ func (w *redisWorld) join(patience time.Duration) *peer {
 		y.over = func() { _ = over.Close() }
 		return &peer{w.open(over), y}
 	}
-	c, err := relock.New(y.rdb, append(layout, relock.WithTTL(w.ttl))...)
+	c, err := relock.New(y.rdb, append(layout, relock.WithTTL(w.ttl), w.hooks())...)
 	require.NoError(w.t, err)
 	return &peer{c, y}
 }
@@ -145,8 +145,14 @@ func (w *redisWorld) left() []string {
 	left := slices.DeleteFunc(redistest.Keys(w.t, w.plain), func(key string) bool {
 		return strings.HasSuffix(key, ":token") || strings.HasSuffix(key, ":once") || strings.Contains(key, ":loans:") || strings.HasPrefix(key, "redisson_lock_token:")
 	})
-	return append(left, redistest.Subscriptions(w.t, w.plain)...)
+	for _, name := range redistest.Subscriptions(w.t, w.plain) {
+		left = append(left, channel+name)
+	}
+	return left
 }
+
+// channel marks a subscription among what is left.
+const channel = "channel "
 
 // baseKey is the key of a lock.
 func (w *redisWorld) baseKey(name string) string {

@@ -55,6 +55,7 @@ type setting struct {
 	parts    []string          // nil: parts
 	mode     history.Mode      // of all locks
 	fake     bool              // the world is in fake time
+	races    bool              // waiters have no order
 	// defect breaks the store of each client; nil: the stores are as they are.
 	defect func(store.Store) store.Store
 }
@@ -117,6 +118,9 @@ func settings(t *testing.T) (duration time.Duration, seed uint64) {
 func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 	s.t.Helper()
 	for round := uint64(0); time.Since(s.began) < duration; round++ {
+		if round%calmEvery == 0 {
+			s.calmly(round)
+		}
 		s.round(round, min(3*s.ttl, duration-time.Since(s.began)), trouble)
 		s.require(round)
 	}
@@ -188,12 +192,14 @@ type soak struct {
 	peers   []*peer
 	retired []*peer
 	waiting map[int]wait // by worker
+
+	repeated map[string]bool // locks of which a command was sent again
 }
 
 func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	t.Helper()
 	s := &soak{
-		t: t, seed: seed, setting: setting, log: history.NewRecorder(), waiting: map[int]wait{},
+		t: t, seed: seed, setting: setting, log: history.NewRecorder(), waiting: map[int]wait{}, repeated: map[string]bool{},
 		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
 	}
 	if s.parts == nil {

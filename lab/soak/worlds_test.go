@@ -25,7 +25,8 @@ import (
 //     and the answers of the store;
 //   - a lost section is told of the loss (TestSoakOfForcedLocks checks that of forced locks);
 //   - every call returns soon after the end of its context;
-//   - at the end everybody can lock, and nothing is left.
+//   - at the end everybody can lock, and nothing is left;
+//   - calm rounds keep what trouble would excuse, see calmly.
 //
 // The history of each round is also broken in a random way, and the check must notice.
 func TestSoak(t *testing.T) {
@@ -71,10 +72,11 @@ func TestSoakOfForcedLocks(t *testing.T) {
 }
 
 // TestSoakConvictsBrokenStores breaks the stores of each world in all ways, or of three worlds in one
-// way if RELOCK_SOAK is less than a minute. Each broken store is found out within a minute.
+// way if RELOCK_SOAK is less than a minute. Each broken store is found out within a minute. Only fake
+// time can judge how long a waiter sleeps, and only a store with a queue can serve the wrong waiter.
 func TestSoakConvictsBrokenStores(t *testing.T) {
 	duration, seed := settings(t)
-	all := slices.Sorted(maps.Keys(defects))
+	all := slices.DeleteFunc(slices.Sorted(maps.Keys(defects)), func(way string) bool { return way == sleeps })
 	for i, name := range slices.Sorted(maps.Keys(worlds)) {
 		ways := all
 		if at := i + int(seed%1000); duration < time.Minute { //nolint:gosec // it fits
@@ -87,6 +89,9 @@ func TestSoakConvictsBrokenStores(t *testing.T) {
 			ways = []string{only}
 		}
 		for _, way := range ways {
+			if set := worlds[name]; way == lastFirst && (set.mode.Redisson || set.races) {
+				continue
+			}
 			t.Run(name+"/"+way, func(t *testing.T) {
 				redistest.NoGoroutineLeft(t)
 				s := newSoak(t, seed, worlds[name].broken(way))
@@ -100,7 +105,12 @@ func TestSoakConvictsBrokenStores(t *testing.T) {
 // find makes rounds until one breaks a promise, for a minute at most. find returns what is broken.
 func (s *soak) find(length time.Duration) (wrong string) {
 	for round := uint64(0); wrong == "" && time.Since(s.began) < time.Minute; round++ {
-		s.round(round, length, s.trouble)
+		if round%calmEvery == 0 {
+			s.calmly(round)
+		}
+		if len(s.wrong.list()) == 0 {
+			s.round(round, length, s.trouble)
+		}
 		wrong = s.check(round)
 	}
 	return wrong
