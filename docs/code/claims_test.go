@@ -56,7 +56,7 @@ func TestThePageShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
 	for _, file := range files {
 		script, err := os.ReadFile(file)
 		require.NoError(t, err)
-		for _, m := range regexp.MustCompile(`call\('([A-Z]+)'`).FindAllStringSubmatch(string(script), -1) {
+		for _, m := range regexp.MustCompile(`(?:call|tell)\('([A-Z]+)'`).FindAllStringSubmatch(string(script), -1) {
 			switch name := strings.ToLower(m[1]); name {
 			case "spublish", "info": // in a cluster, and with WithRestartDelay
 			case "pubsub":
