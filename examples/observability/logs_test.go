@@ -29,7 +29,7 @@ func logged(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("../../*.go")
 	require.NoError(t, err)
-	files = append(files, "../../internal/events/events.go")
+	files = append(files, "../../internal/events/events.go", "../../leader/campaign.go")
 	var found []string
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
@@ -37,7 +37,11 @@ func logged(t *testing.T) []string {
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
 		require.NoError(t, err)
+		var function *ast.FuncDecl // around n
 		ast.Inspect(file, func(n ast.Node) bool {
+			if f, ok := n.(*ast.FuncDecl); ok {
+				function = f
+			}
 			call, ok := n.(*ast.CallExpr)
 			if !ok {
 				return true
@@ -46,20 +50,27 @@ func logged(t *testing.T) []string {
 			if !ok {
 				return true
 			}
-			switch sel.Sel.Name {
-			case "log": // client.log(logger, level, message, attrs...)
-				if len(call.Args) < 3 {
+			switch args := call.Args; sel.Sel.Name {
+			case "log", "Log": // client.log(logger, level, message, attrs...), inside.Log(level, message, attrs...)
+				if sel.Sel.Name == "log" && len(args) > 0 {
+					args = args[1:]
+				}
+				if len(args) < 2 {
 					return true
 				}
-				level := levels[text(t, call.Args[2])]
-				if l, ok := call.Args[1].(*ast.SelectorExpr); ok {
-					level = strings.ToUpper(strings.TrimPrefix(l.Sel.Name, "Level"))
+				for _, message := range texts(t, args[1], function) {
+					level := levels[message]
+					if l, ok := args[0].(*ast.SelectorExpr); ok {
+						level = strings.ToUpper(strings.TrimPrefix(l.Sel.Name, "Level"))
+					}
+					var keys []string
+					for _, attr := range args[2:] {
+						keys = append(keys, text(t, attr.(*ast.CallExpr).Args[0]))
+					}
+					found = append(found, level+"|"+message+"|"+strings.Join(keys, ","))
 				}
-				var keys []string
-				for _, attr := range call.Args[3:] {
-					keys = append(keys, text(t, attr.(*ast.CallExpr).Args[0]))
-				}
-				found = append(found, level+"|"+text(t, call.Args[2])+"|"+strings.Join(keys, ","))
+			case "Panicked": // events.Panicked(logger, message, reason)
+				found = append(found, "ERROR|"+text(t, args[1])+"|panic,stack")
 			case "Debug", "Info", "Warn", "Error": // logger.Warn(message, key, value, ...)
 				if len(call.Args) == 0 {
 					return true
@@ -75,6 +86,22 @@ func logged(t *testing.T) []string {
 	}
 	slices.Sort(found)
 	return slices.Compact(found) // a panic of a hook is logged in two places
+}
+
+// texts returns a message. For a variable texts returns all messages in the function around it:
+// none where the function passes on what it is given.
+func texts(t *testing.T, e ast.Expr, function *ast.FuncDecl) (found []string) {
+	t.Helper()
+	if _, ok := e.(*ast.BasicLit); ok {
+		return []string{text(t, e)}
+	}
+	ast.Inspect(function, func(n ast.Node) bool {
+		if lit, ok := n.(*ast.BasicLit); ok && strings.HasPrefix(lit.Value, `"relock: `) {
+			found = append(found, text(t, lit))
+		}
+		return true
+	})
+	return found
 }
 
 func text(t *testing.T, e ast.Expr) string {
