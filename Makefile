@@ -16,7 +16,7 @@ BENCHTIME ?= 1s
 BENCHFLAGS ?=
 RUN       ?=
 VERSION   ?=
-EXAMPLES  ?= ./examples/quickstart ./examples/nested ./examples/seckill ./examples/saga ./examples/cron
+EXAMPLES  ?= ./examples/quickstart ./examples/nested ./examples/seckill ./examples/saga ./examples/cron ./examples/fencing
 MVNFLAGS  ?= -q -B -ntp -Dstyle.color=never
 
 # A test that needs a server fails without one. Run by hand, without make, it skips and says so.
@@ -227,5 +227,5 @@ clean: ## Remove what builds, profiles and servers leave in the tree, and cached
 		\( -name '*.test' -o -name '*.prof' -o -name '*.out' -o -name '*.rdb' -o -name '*.aof' \
 		-o -name '*.trail' -o -path './lab/model/pan*' \) -exec rm -f {} +
 	rm -rf lab/model/.build lab/interop/redisson/java/target lab/interop/curator/java/target
-	rm -f lab/bench/bench cmd/relock/relock examples/fencing/fencing examples/observability/observability examples/travel/travel cmd/relockvet/relockvet
+	rm -f lab/bench/bench cmd/relock/relock examples/observability/observability examples/transfer/transfer cmd/relockvet/relockvet
 	$(GO) clean -testcache

@@ -23,7 +23,7 @@ func inMemory(options ...relock.Option) *relock.Client {
 }
 
 // Draw the token before the first write, write with it, and let the storage refuse a smaller one
-// than it has seen. examples/fencing does that in SQL.
+// than it has seen. examples/transfer does that in SQL.
 func ExampleLock_Token() {
 	client, stop := connect()
 	defer stop()

@@ -3,41 +3,28 @@ package main
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
 	"io"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
 func TestALateWriteIsRefusedWithTheTokenAndLosesADepositWithout(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
 	var out bytes.Buffer
-	require.NoError(t, run(ctx, &out, ""), "%s", &out)
+	require.NoError(t, run(t.Context(), &out, ""), "%s", &out)
 	require.Regexp(t, `(?s)writes 70 with token \d+: done\n.*The deposit is gone.*`+
 		`writes 70 with token \d+: refused: a later holder of the lock has written already\n  the balance is 150\n.*writes 120`, out.String())
 }
 
 func TestTheGuardAcceptsTheSameTokenAgainAndNoSmallerOne(t *testing.T) {
-	db, err := sql.Open("sqlite", ":memory:")
-	require.NoError(t, err)
-	defer db.Close()
-	db.SetMaxOpenConns(1)
-	ctx := t.Context()
-	_, err = db.ExecContext(ctx, schema)
-	require.NoError(t, err)
-
-	require.Error(t, setBalanceFenced(ctx, db, "fenced", 1, 0), "0 is no token")
-	require.NoError(t, setBalanceFenced(ctx, db, "fenced", 1, 10))
-	require.NoError(t, setBalanceFenced(ctx, db, "fenced", 2, 10), "one section may write twice")
-	require.NoError(t, setBalanceFenced(ctx, db, "fenced", 3, 11))
-	require.ErrorIs(t, setBalanceFenced(ctx, db, "fenced", 4, 10), errStaleToken)
-	balance, err := balanceOf(ctx, db, "fenced")
-	require.NoError(t, err)
-	require.Equal(t, 3, balance)
+	a := new(account)
+	require.Error(t, a.setFenced(1, 0), "0 is no token")
+	require.NoError(t, a.setFenced(1, 10))
+	require.NoError(t, a.setFenced(2, 10), "one section may write twice")
+	require.NoError(t, a.setFenced(3, 11))
+	require.ErrorIs(t, a.setFenced(4, 10), errStaleToken)
+	require.Equal(t, 3, a.get())
 }
 
 func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {

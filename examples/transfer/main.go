@@ -17,9 +17,9 @@
 // the work spans more than the transaction. Here that is the review: without the lock, a
 // transaction with locked rows would stay open while another service thinks.
 //
-//	go run ./transfer
+//	go run .
 //
-// (in examples/sql, a module of its own because of the drivers) needs no server. With
+// (in examples/transfer, a module of its own because of the drivers) needs no server. With
 // REDIS_URL=redis://... the locks are on that server, and with DATABASE_URL=postgres://... the
 // accounts are in PostgreSQL, in a schema that the program removes at its end. The exit code is 1
 // if anything is not as told.
@@ -31,16 +31,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/examples/sql/stage"
+	"github.com/go-relock/relock/examples/internal/stage"
 	"github.com/go-relock/relock/fence"
 	"github.com/go-relock/relock/once/sql"
 )
 
-func main() { stage.Main("transfer", tell) }
+func main() {
+	stage.Main("transfer", func(ctx context.Context, out io.Writer, redisURL string) error {
+		return run(ctx, out, redisURL, os.Getenv("DATABASE_URL"))
+	})
+}
 
 const (
 	opening  = 100_00 // cents of each account at the beginning
@@ -50,9 +55,21 @@ const (
 
 var names = []string{"ann", "ben", "cleo", "dan"}
 
+func run(ctx context.Context, out io.Writer, redisURL, databaseURL string) error {
+	s, err := openServers(ctx, redisURL, databaseURL)
+	defer s.close()
+	if err == nil {
+		err = tell(ctx, out, s)
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx) // in place of the error of the call that ended
+	}
+	return err
+}
+
 // tell plays the example: one instance falls asleep in the middle of a transfer, two instances
 // serve the other requests, and then the first transfer goes on.
-func tell(ctx context.Context, out io.Writer, s *stage.Stage) error {
+func tell(ctx context.Context, out io.Writer, s *servers) error {
 	banks, err := openBanks(ctx, s, 3)
 	if err != nil {
 		return err
@@ -74,16 +91,16 @@ func tell(ctx context.Context, out io.Writer, s *stage.Stage) error {
 }
 
 // openBanks connects n instances of the bank.
-func openBanks(ctx context.Context, s *stage.Stage, n int) ([]*bank, error) {
+func openBanks(ctx context.Context, s *servers, n int) ([]*bank, error) {
 	d, banks := new(desk), make([]*bank, n)
 	for i := range banks {
-		in, err := s.NewInstance(ctx)
+		db, locks, err := s.connect(ctx)
 		if err != nil {
 			return nil, err
 		}
 		banks[i] = &bank{
-			db: in.DB, locks: in.Locks, fences: fence.SQL(s.Dialect),
-			once: oncesql.New(in.DB, s.Dialect), review: d.review,
+			db: db, locks: locks, fences: fence.SQL(s.dialect),
+			once: oncesql.New(db, s.dialect), review: d.review,
 		}
 	}
 	return banks, nil

@@ -1,8 +1,11 @@
+// Package adapters has the code of docs/ADAPTERS.md: locks in the form in which other projects want
+// them. Each adapter has tests with its project.
 package adapters
 
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -21,7 +24,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	_ "modernc.org/sqlite"
+	_ "modernc.org/sqlite" // the driver sqlite
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/leader"
@@ -31,7 +34,7 @@ import (
 
 // Do the adapters do what their projects expect?
 
-const soon = 10 * time.Second
+const soon = time.Minute
 
 // processes returns clients of one store, each of another process, and fails the test if a section
 // is left open.
@@ -46,6 +49,62 @@ func processes(t *testing.T, n int) (clients []*relock.Client) {
 	}
 	return clients
 }
+
+// page: tusd
+
+// Uploads locks the uploads of tusd for all of its instances. Where another request wants an upload,
+// tusd gives it up.
+type Uploads struct{ Locks *relock.Client }
+
+func (u Uploads) NewLock(id string) (handler.Lock, error) {
+	return &upload{lock: u.Locks.NewLock("upload:" + id)}, nil
+}
+
+type upload struct {
+	lock    *relock.Lock
+	section context.Context
+}
+
+func (u *upload) Lock(ctx context.Context, requestUnlock func()) error {
+	waiting, entered := context.WithCancel(ctx)
+	defer entered()
+	go func() { // a message may be lost
+		for ; waiting.Err() == nil; wait(waiting, time.Second) {
+			_ = u.lock.Ask(waiting)
+		}
+	}()
+	section, err := u.lock.Lock(relock.WithStop(context.WithoutCancel(ctx), ctx)) // ctx is for the wait only
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return handler.ErrLockTimeout
+	case err != nil:
+		return err
+	}
+	u.section = section
+	wanted := u.lock.Wanted(section)
+	go func() {
+		select {
+		case <-wanted:
+			requestUnlock()
+		case <-section.Done():
+			if errors.Is(context.Cause(section), relock.ErrLockLost) {
+				requestUnlock()
+			}
+		}
+	}()
+	return nil
+}
+
+func (u *upload) Unlock() error { return u.lock.Unlock(u.section) }
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// end
 
 func TestAnUploadIsGivenUpForAnotherRequest(t *testing.T) {
 	both := processes(t, 2)
@@ -76,6 +135,40 @@ func TestAnUploadIsGivenUpForAnotherRequest(t *testing.T) {
 	require.NoError(t, both[0].Close())
 	require.ErrorIs(t, locks[0].Lock(t.Context(), nil), relock.ErrClosed, "and no timeout")
 }
+
+// page: gocron
+
+// Elector has the jobs of gocron run where this process leads: gocron.WithDistributedElector.
+type Elector struct{ Candidate *leader.Candidacy }
+
+func (e Elector) IsLeader(context.Context) error {
+	if e.Candidate.IsLeader() {
+		return nil
+	}
+	return errors.New("another process leads")
+}
+
+// Jobs has one process at a time run a job of gocron: gocron.WithDistributedLocker. Once a period is
+// another promise: once.Every.
+type Jobs struct{ Locks *relock.Client }
+
+func (j Jobs) Lock(ctx context.Context, key string) (gocron.Lock, error) {
+	lock := j.Locks.NewLock("job:" + key)
+	section, err := lock.TryLock(context.WithoutCancel(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return job{lock, section}, nil
+}
+
+type job struct {
+	lock    *relock.Lock
+	section context.Context
+}
+
+func (j job) Unlock(context.Context) error { return j.lock.Unlock(j.section) }
+
+// end
 
 func TestAJobRunsWhereTheLeaderIs(t *testing.T) {
 	both := processes(t, 2)
@@ -122,6 +215,23 @@ func TestAJobRunsInOneProcessAtATime(t *testing.T) {
 	require.Eventually(t, func() bool { return ran.Load() > 10 }, soon, time.Millisecond)
 }
 
+// page: goose
+
+// Migrations has one instance at a time run the migrations of goose: goose.WithLocker.
+type Migrations struct {
+	Of      *relock.Lock
+	section context.Context
+}
+
+func (m *Migrations) Lock(ctx context.Context, _ *sql.DB) (err error) {
+	m.section, err = m.Of.Lock(relock.WithStop(context.WithoutCancel(ctx), ctx))
+	return err
+}
+
+func (m *Migrations) Unlock(context.Context, *sql.DB) error { return m.Of.Unlock(m.section) }
+
+// end
+
 func TestMigrationsRunOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "app.db")
 	migrations := fstest.MapFS{"1_init.sql": {Data: []byte("-- +goose Up\nCREATE TABLE orders (id INTEGER);\n")}}
@@ -145,6 +255,45 @@ func TestMigrationsRunOnce(t *testing.T) {
 	require.EqualValues(t, 1, applied.Load())
 }
 
+// page: certmagic
+
+// Certificates is a storage of certmagic whose locks are those of relock.
+type Certificates struct {
+	certmagic.Storage
+	Locks *relock.Client
+
+	mu      sync.Mutex
+	unlocks map[string]func() error
+}
+
+func (c *Certificates) Lock(ctx context.Context, name string) error {
+	lock := c.Locks.NewLock("certificate:" + name)
+	section, err := lock.Lock(relock.WithStop(context.WithoutCancel(ctx), ctx))
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unlocks == nil {
+		c.unlocks = make(map[string]func() error)
+	}
+	c.unlocks[name] = func() error { return lock.Unlock(section) }
+	return nil
+}
+
+func (c *Certificates) Unlock(_ context.Context, name string) error {
+	c.mu.Lock()
+	unlock := c.unlocks[name]
+	delete(c.unlocks, name)
+	c.mu.Unlock()
+	if unlock == nil {
+		return relock.ErrNotHeld
+	}
+	return unlock()
+}
+
+// end
+
 func TestOneProcessOrdersACertificate(t *testing.T) {
 	both := processes(t, 2)
 	var one, other certmagic.Storage
@@ -159,6 +308,58 @@ func TestOneProcessOrdersACertificate(t *testing.T) {
 	require.NoError(t, other.Lock(t.Context(), "example.org"))
 	require.NoError(t, other.Unlock(t.Context(), "example.org"))
 }
+
+// page: middleware
+
+// OneAtATime serves the requests with one key behind each other. Without a key a request is served
+// at once.
+func OneAtATime(locks *relock.Client, key func(*http.Request) string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := key(r)
+		if name == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		err := doFor(r.Context(), locks.NewLock("request:"+name), func(ctx context.Context) error {
+			next.ServeHTTP(w, r.WithContext(ctx))
+			return nil
+		})
+		if relock.NotEntered(err) {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "busy", http.StatusServiceUnavailable)
+		}
+	})
+}
+
+// OneCallAtATime is OneAtATime for gRPC. A lock that is lost at the end of a call is its error.
+func OneCallAtATime(locks *relock.Client, key func(request any) string) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
+		err = doFor(ctx, locks.NewLock("call:"+key(request)), func(ctx context.Context) (err error) {
+			reply, err = next(ctx, request)
+			return err
+		})
+		switch {
+		case relock.NotEntered(err):
+			return nil, status.Error(codes.Unavailable, err.Error())
+		case errors.Is(err, relock.ErrLockLost):
+			return nil, status.Error(codes.Aborted, err.Error())
+		}
+		return reply, err
+	}
+}
+
+// doFor waits for the lock for a second, and keeps it until fn returns, also if the client has left
+// before. The context of fn ends with the lock, and when the client leaves.
+func doFor(ctx context.Context, lock *relock.Lock, fn func(ctx context.Context) error) error {
+	return lock.DoFor(relock.WithStop(context.WithoutCancel(ctx), ctx), time.Second, func(section context.Context) error {
+		work, end := context.WithCancelCause(section)
+		defer end(nil)
+		defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
+		return fn(work)
+	})
+}
+
+// end
 
 func TestRequestsWithOneKeyAreServedBehindEachOther(t *testing.T) {
 	both := processes(t, 2)
