@@ -42,7 +42,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check test test-all proof redis deps fmt fmt-check tidy-check vet lint unit race topology clocks each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake soak-memory torture model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test test-all proof redis deps fmt fmt-check tidy-check vet lint unit race modules topology clocks each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake soak-memory torture model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -120,6 +120,9 @@ unit: ## Tests of the root module on one Redis, without the race detector
 race: ## Tests of all modules with the race detector, but those of the next targets
 	@$(WORKSPACE); \
 	$(GOTEST) -p 6 ./... $(addsuffix /...,$(TESTED))
+
+modules: ## Tests of the nested modules on their servers, without the race detector
+	@$(WORKSPACE); $(GO) test -vet=off -count=1 -shuffle=on -p 4 -timeout $(TIMEOUT) $(TESTFLAGS) $(addsuffix /...,$(TESTED))
 
 # They find hangs only elsewhere, see internal/test/bound.
 clocks: ## Tests with their limits in real time, one package after the other, on a quiet machine
