@@ -104,16 +104,30 @@ func (w *Wire) sendAll(ctx context.Context, flights []flight) {
 	}
 }
 
-// sendTogether sends flights that end at the same time.
+// sendTogether sends flights that end at the same time. WAIT takes long, so those that wait for
+// confirmations are in a room, and leave a connection to those that do not.
 func (w *Wire) sendTogether(ctx context.Context, flights []*flight) {
 	end := make(together)
 	for _, f := range flights {
 		f.done, f.together = end, true
 	}
-	w.sendAsync(ctx, flights, end)
+	if flights[0].spec.acks.Wanted() == 0 {
+		w.sendAsync(ctx, flights, end)
+		return
+	}
+	w.group.Go(func() {
+		if room := w.enterRoom(flights[0]); room != nil {
+			w.sendAsync(ctx, flights, inBoth{room, end})
+		}
+	})
 }
 
 // together is no slot of a pool: its flights are awaited until the end of their send.
 type together chan struct{}
 
 func (t together) leave() { close(t) }
+
+// inBoth is the slot of flights that have a place in a room, and end together.
+type inBoth struct{ room, together slot }
+
+func (b inBoth) leave() { b.room.leave(); b.together.leave() }

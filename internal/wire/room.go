@@ -5,8 +5,9 @@ import "sync"
 // slot is the right to use a connection of the pool, which the end of the send gives back.
 type slot interface{ leave() }
 
-// rooms limits the calls that are sent each by itself, as the batcher limits the batches: a pool
-// has a connection left for renewals. Each node of a cluster has a pool, and so a room.
+// rooms limits the calls that are sent each by itself, and the renewals that wait for confirmations,
+// as the batcher limits the batches: a pool has a connection left for other renewals. Each node of a
+// cluster has a pool, and so a room.
 type rooms struct {
 	limit int      // of calls in a room
 	of    sync.Map // a *room, by node

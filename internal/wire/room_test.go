@@ -233,6 +233,33 @@ func TestCallsThatShareNothingLeaveRoomForRenewals(t *testing.T) {
 	require.Equal(t, []string{"set", "renew"}, f.names)
 }
 
+func TestRenewalsThatWaitForReplicasLeaveRoomForOthers(t *testing.T) {
+	f := newFlood(t.Context(), t, 3, 0)
+	f.open()
+	f.callers.Wait()
+	f.names = nil
+	held := f.faults.On(redistest.Named("WAIT"), redistest.Hold())
+	ctx, giveUp := context.WithCancel(t.Context())
+	acks := attempts.Acks{Replicas: 1, Timeout: time.Millisecond}
+	for range 100 { // rounds, as of holds that are due one after the other
+		f.callers.Go(func() {
+			for _, r := range f.wire.AllAcked(ctx, setScript, nil, []Unit{f.unit(0, "x"), f.unit(1, "x")}, acks) {
+				if !errors.Is(r.Err, context.Canceled) {
+					t.Error(r.Err)
+				}
+			}
+		})
+	}
+	held.WaitHits(t, 2)
+	renewed, released := f.urgent(-1)
+	require.NoError(t, <-renewed)
+	require.NoError(t, <-released)
+	giveUp()
+	held.LetGo()
+	f.end()
+	require.Equal(t, []string{"release", "renew", "set", "set"}, slices.Sorted(slices.Values(f.names)), "no other round was sent")
+}
+
 func TestRoomsOfNodesThatLeftAreDropped(t *testing.T) {
 	r := rooms{limit: 2}
 	busy := r.at("busy")
