@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -243,9 +244,15 @@ func (u *cleanup) longPauseLocked() time.Duration {
 }
 
 // apart runs a command of the store about n holds in a goroutine of its own. If code of the store
-// ends that goroutine or panics, each hold has an error.
+// ends that goroutine or panics, or has another number of results, each hold has an error.
 func apart(n int, command func() []error) (errs []error) {
-	if err := attempts.Apart(func() error { errs = command(); return nil }); err != nil {
+	err := attempts.Apart(func() error {
+		if errs = command(); len(errs) != n {
+			return store.Unsure(fmt.Errorf("the store has %d results for %d holds", len(errs), n))
+		}
+		return nil
+	})
+	if err != nil {
 		return slices.Repeat([]error{err}, n)
 	}
 	return errs

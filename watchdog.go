@@ -283,7 +283,7 @@ func (d *watchdog) renewOrFollow(ctx context.Context, renewals []store.Renewal) 
 	if !slices.ContainsFunc(renewals, isLoan) {
 		return d.client.store.Renew(ctx, renewals)
 	}
-	errs := make([]error, len(renewals))
+	errs := slices.Repeat([]error{attempts.ErrEnded}, len(renewals))
 	var own []store.Renewal
 	var at []int
 	var loans sync.WaitGroup

@@ -259,6 +259,49 @@ func TestAClientOutlastsAStoreThatPanics(t *testing.T) {
 	}
 }
 
+// terse is a store that has no results for many holds, while it is armed.
+type terse struct {
+	*stage.Link
+	armed atomic.Bool
+}
+
+func (s *terse) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	return s.some(s.Link.Renew(ctx, renewals))
+}
+
+func (s *terse) Forget(ctx context.Context, asks []store.Ask) []error {
+	return s.some(s.Link.Forget(ctx, asks))
+}
+
+func (s *terse) some(errs []error) []error {
+	if s.armed.Load() {
+		return nil
+	}
+	return errs
+}
+
+func TestAClientOutlastsAStoreWithTooFewResults(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &terse{Link: stage.NewLink(w.Store)}
+		c, err := relock.Open(s, relock.WithTTL(time.Minute))
+		require.NoError(t, err)
+		a := c.NewLock("a")
+		section := w.Enter(t.Context(), a)
+		s.armed.Store(true)
+		s.Once(stage.LoseAnswer(stage.ErrBroken), stage.CmdTry)
+		_, err = c.NewLock("b").TryLock(t.Context())
+		require.ErrorIs(t, err, stage.ErrBroken)
+		stage.Pass(30 * time.Second)
+		require.Less(t, a.Remaining(section), time.Minute/2+time.Second, "what the store does not say is no renewal")
+		s.armed.Store(false)
+		stage.Pass(time.Hour)
+		require.NoError(t, a.Unlock(section))
+		w.RequireFree("a")
+		w.RequireFree("b")
+		require.NoError(t, c.Close())
+	})
+}
+
 // TestAContextThatPanicsInACallOfAnOperator has a context that panics while the store waits for
 // the context's end.
 func TestAContextThatPanicsInACallOfAnOperator(t *testing.T) {
