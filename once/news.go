@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/group"
 )
 
@@ -65,9 +66,20 @@ func (n *news) unready() <-chan struct{} {
 // healthCheck is the interval of the PING with which go-redis finds a dead connection.
 const healthCheck = 15 * time.Second
 
-// run listens. go-redis subscribes again after a broken connection, and reports the new
-// subscription. Messages may have been missed meanwhile, so every waiter looks at its record.
+// run listens until close, also after a dialer or hook of go-redis has panicked.
 func (n *news) run() {
+	var pause attempts.Pause
+	for {
+		_ = attempts.Apart(func() error { n.hear(); return nil })
+		if !pause.Wait(n.life.Done()) {
+			return
+		}
+	}
+}
+
+// hear listens. go-redis subscribes again after a broken connection, and reports the new
+// subscription. Messages may have been missed meanwhile, so every waiter looks at its record.
+func (n *news) hear() {
 	sub := n.rdb.Subscribe(n.life, n.channel)
 	defer func() { _ = sub.Close() }()
 	messages := sub.ChannelWithSubscriptions(redis.WithChannelHealthCheckInterval(healthCheck))

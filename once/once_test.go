@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -260,6 +262,50 @@ func TestManyCallsMeetOneAttempt(t *testing.T) {
 	after := r.calls()
 	require.Equal(t, 2, after["evalsha"]-before["evalsha"], "finish and unlock")
 	r.requireClean()
+}
+
+// fragile is a hook that panics in the next dial, while it is armed.
+type fragile struct{ armed atomic.Bool }
+
+func (f *fragile) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if f.armed.CompareAndSwap(true, false) {
+			panic("of a dialer")
+		}
+		return next(ctx, network, addr)
+	}
+}
+func (*fragile) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (*fragile) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestAPanicOfADialerCostsNoNews(t *testing.T) {
+	r := newRig(t)
+	const long = 10 * time.Minute // for which a call without news waits
+	p, waits := r.processWith(long), r.processWith(long)
+	run := newRunning(t, p, "a")
+	hook := new(fragile)
+	rdb := waits.locks.Redis()
+	rdb.AddHook(hook)
+	require.NoError(t, rdb.Ping(t.Context()).Err())
+	hook.armed.Store(true) // commands have a connection, and the subscription has none
+	got := make(chan string)
+	go func() {
+		result, _, err := do(t.Context(), waits, "a")
+		got <- fmt.Sprint(result, " ", err)
+	}()
+	redistest.Eventually(t, time.Minute, func() bool {
+		return slices.ContainsFunc(redistest.Keys(t, r.plain), func(key string) bool { return strings.HasSuffix(key, ":waiters") })
+	}, "the call waits")
+	run.end("result", nil)
+	select {
+	case result := <-got:
+		require.Equal(t, "result <nil>", result)
+	case <-time.After(time.Minute): // against a hang
+		require.Fail(t, "the call waits on")
+	}
+	require.False(t, hook.armed.Load())
 }
 
 // calls counts the commands of the server.
