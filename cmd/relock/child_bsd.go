@@ -10,8 +10,5 @@ func inOwnGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true}
 }
 
-// ignores cannot find out, and says yes.
-func ignores(syscall.Signal) bool { return true }
-
 // adopt does nothing: the first process of the system waits for orphans.
 func adopt() {}

@@ -32,13 +32,6 @@ func shellBlocks(t *testing.T) (blocks []string) {
 	return blocks
 }
 
-// newRoot returns the commands, with those of cobra.
-func newRoot() *cobra.Command {
-	root := (&app{}).root()
-	strict(root)
-	return root
-}
-
 func TestEveryCommandFlagAndExitCodeIsDocumented(t *testing.T) {
 	text := page(t)
 	var visit func(cmd *cobra.Command)
@@ -65,7 +58,7 @@ func TestEveryCallInTheDocumentationIsAccepted(t *testing.T) {
 				continue
 			}
 			calls++
-			root := newRoot()
+			root := (&app{}).root()
 			cmd, args, err := root.Find(shellWords(line)[1:])
 			require.NoError(t, err, line)
 			require.NotEqual(t, root, cmd, line)

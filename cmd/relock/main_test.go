@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,9 +51,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	// Started with SIGHUP ignored (nohup, some CI runners), the programs under test would inherit
-	// that, and honour it. One that is caught here is back to its default in whatever is started
-	// from here.
+	// What is started from here has the default of a signal that is caught here, also under nohup.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	dir, err := os.MkdirTemp("", "relock-cli-")
 	if err != nil {
@@ -77,25 +77,10 @@ const probeMode = "RELOCK_TEST_PROBE"
 //	ignore   SIGTERM does not end it
 //	tree     it has a child that does the same, whose lines begin with "child "
 //	leave    as tree, but only the child ignores SIGTERM
-//	root     it is root wholly, not just by its file
 //
 // It ends with 9 when SIGTERM comes or standard input ends.
 func probe(mode string) int {
-	words := strings.Fields(mode)
-	has := func(word string) bool {
-		for _, w := range words {
-			if w == word {
-				return true
-			}
-		}
-		return false
-	}
-	if has("root") {
-		if err := syscall.Setuid(0); err != nil {
-			fmt.Println(err)
-			return 1
-		}
-	}
+	has := func(word string) bool { return slices.Contains(strings.Fields(mode), word) }
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	who := ""
@@ -196,20 +181,26 @@ func start(t *testing.T, setups []setup, args ...string) *program {
 	return startProgram(t, binary, setups, args...)
 }
 
-func startProgram(t *testing.T, path string, setups []setup, args ...string) *program {
+// newProgram returns a program that finds nothing of ours in its environment.
+func newProgram(t *testing.T, setups []setup, path string, args ...string) *program {
 	t.Helper()
 	p := &program{t: t, cmd: exec.Command(path, args...), ended: make(chan struct{})}
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "REDIS") && !strings.HasPrefix(v, "RELOCK_") {
-			p.cmd.Env = append(p.cmd.Env, v)
-		}
-	}
+	p.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "REDIS") || strings.HasPrefix(v, "RELOCK_") || strings.HasPrefix(v, "ENV=")
+	})
 	p.cmd.Env = append(p.cmd.Env, quickExit)
-	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-	p.cmd.WaitDelay = 2 * time.Second // a process that is left over may keep the pipes open
 	for _, f := range setups {
 		f(p)
 	}
+	return p
+}
+
+func startProgram(t *testing.T, path string, setups []setup, args ...string) *program {
+	t.Helper()
+	p := newProgram(t, setups, path, args...)
+	p.cmd.Stdout = cmp.Or[io.Writer](p.cmd.Stdout, &p.stdout)
+	p.cmd.Stderr = cmp.Or[io.Writer](p.cmd.Stderr, &p.stderr)
+	p.cmd.WaitDelay = 2 * time.Second // a process that is left over may keep the pipes open
 	var err error
 	if p.cmd.Stdin == nil {
 		p.stdin, err = p.cmd.StdinPipe()
@@ -237,6 +228,9 @@ func (p *program) code() int {
 	case <-p.ended:
 	case <-time.After(soon):
 		p.t.Fatalf("relock has not ended after %s", soon)
+	}
+	if status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() { // as a shell has it
+		return codeSignal + int(status.Signal())
 	}
 	return p.cmd.ProcessState.ExitCode()
 }
@@ -284,23 +278,12 @@ func (p *program) signal(s os.Signal) {
 	require.NoError(p.t, p.cmd.Process.Signal(s))
 }
 
-// events are the lines of JSON on stderr.
-func (p *program) events() []map[string]any {
-	p.t.Helper()
-	var all []map[string]any
-	for _, line := range p.stderr.lines() {
-		all = append(all, object(p.t, line))
-	}
-	return all
-}
-
-// event waits for an event, and returns it.
+// event waits for an event on stderr, and returns it.
 func (p *program) event(name string) (found map[string]any) {
 	p.t.Helper()
 	redistest.Eventually(p.t, soon, func() bool {
-		for _, e := range p.events() {
-			if e["event"] == name {
-				found = e
+		for _, line := range p.stderr.lines() {
+			if found = object(p.t, line); found["event"] == name {
 				return true
 			}
 		}
@@ -418,16 +401,20 @@ func (s *site) state(name string) relock.State {
 	return state
 }
 
-// free waits until a lock is free.
-func (s *site) free(name string) {
+// until waits for a state of a lock.
+func (s *site) until(name, what string, is func(relock.State) bool) {
 	s.t.Helper()
-	redistest.Eventually(s.t, soon, func() bool { return !s.state(name).Locked() }, "free: %q", name)
+	redistest.Eventually(s.t, soon, func() bool { return is(s.state(name)) }, "%s: %q", what, name)
 }
 
-// waiting waits until a lock has that many waiters.
+func (s *site) free(name string) {
+	s.t.Helper()
+	s.until(name, "free", func(l relock.State) bool { return !l.Locked() })
+}
+
 func (s *site) waiting(name string, n int) {
 	s.t.Helper()
-	redistest.Eventually(s.t, soon, func() bool { return s.state(name).Waiters == n }, "queued: %d for %q", n, name)
+	s.until(name, "queued", func(l relock.State) bool { return l.Waiters == n })
 }
 
 // startProbe runs a probe under a lock, and returns when it is ready.
@@ -449,31 +436,13 @@ func gone(t *testing.T, pid int) {
 // closedAddr is an address where nobody listens.
 const closedAddr = "127.0.0.1:1"
 
-// interruptSignal is Ctrl-C.
-const interruptSignal = syscall.SIGINT
-
-func newPrefixed(t *testing.T, rdb redis.UniversalClient, prefix string) *relock.Client {
-	t.Helper()
-	client, err := relock.New(rdb, relock.WithPrefix(prefix))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
-	return client
-}
-
-// inFrontOf takes connections for a server, whose answers are late by that much.
-func inFrontOf(t *testing.T, listener net.Listener, server string, late time.Duration) {
+// inFrontOf takes connections for a server.
+func inFrontOf(t *testing.T, listener net.Listener, server string) {
 	t.Helper()
 	t.Cleanup(func() { _ = listener.Close() })
-	pipe := func(to, from net.Conn, late time.Duration) {
+	pipe := func(to, from net.Conn) {
 		defer to.Close()
-		buf := make([]byte, 1<<16)
-		for {
-			n, err := from.Read(buf)
-			time.Sleep(late) //nolint:forbidigo // the way from the server takes so long
-			if _, writeErr := to.Write(buf[:n]); err != nil || writeErr != nil {
-				return
-			}
-		}
+		_, _ = io.Copy(to, from)
 	}
 	go func() {
 		for {
@@ -486,8 +455,8 @@ func inFrontOf(t *testing.T, listener net.Listener, server string, late time.Dur
 				_ = front.Close()
 				continue
 			}
-			go pipe(front, back, late)
-			go pipe(back, front, 0)
+			go pipe(front, back)
+			go pipe(back, front)
 		}
 	}()
 }

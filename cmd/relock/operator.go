@@ -9,7 +9,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/go-relock/relock"
@@ -17,44 +16,22 @@ import (
 
 // reading runs f with a reader of locks.
 func (a *app) reading(ctx context.Context, f func(ctx context.Context, r *reader) error) error {
-	rdb, client, closeAll, err := a.client()
+	const closeLimit = time.Second
+	o, client, closeAll, err := a.open()
 	if err != nil {
 		return a.failure(err)
 	}
 	defer closeAll(closeLimit)
-	return a.failure(f(ctx, a.reader(rdb, client)))
+	return a.failure(f(ctx, &reader{rdb: o.rdb, client: client, prefix: a.conn.prefix}))
 }
 
-func (a *app) reader(rdb redis.UniversalClient, client *relock.Client) *reader {
-	return &reader{
-		rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout, mutexesOnly: a.conn.mutexesOnly() != "",
+// print writes v as JSON, or else text.
+func (a *app) print(v any, text func()) {
+	if a.json {
+		a.encode(a.stdout, v)
+		return
 	}
-}
-
-func (a *app) showCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "show NAME",
-		Short:             "Show who holds a lock and who waits for it",
-		Args:              oneName,
-		ValidArgsFunction: a.completions(false),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := a.conn.own("show"); err != nil {
-				return err
-			}
-			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
-				info, err := r.lock(ctx, args[0], kindMutex, true)
-				if err != nil {
-					return err
-				}
-				if a.json {
-					a.encode(a.stdout, info)
-				} else {
-					printLock(a.stdout, info)
-				}
-				return nil
-			})
-		},
-	}
+	text()
 }
 
 func (a *app) lsCommand() *cobra.Command {
@@ -63,93 +40,16 @@ func (a *app) lsCommand() *cobra.Command {
 		Short: "List all locks that are held or waited for",
 		Long: `List all locks that are held or waited for, on all masters of a cluster.
 
-PATTERN is one of Redis: * any text, ? any byte, [a-z] a set, \x just x. It must match the whole name.
-The whole store is searched, Redis with SCAN, which does not block the server.`,
+PATTERN has * for any text, ? for any character, [a-z] for a set, and \x for just x. It must match the
+whole name. The whole store is searched, Redis with SCAN, which does not block the server.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := a.conn.own("ls"); err != nil {
+			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
+				infos, err := r.list(ctx, args...)
+				if err == nil {
+					a.print(infos, func() { printTable(a.stdout, infos, func(lockInfo, holding, []string) {}) })
+				}
 				return err
-			}
-			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
-				infos, err := r.list(ctx, patternOf(args))
-				if err != nil {
-					return err
-				}
-				if a.json {
-					a.encode(a.stdout, infos)
-				} else {
-					printTable(a.stdout, infos)
-				}
-				return nil
-			})
-		},
-	}
-}
-
-// patternOf returns the optional argument, empty for all locks.
-func patternOf(args []string) string {
-	if len(args) == 0 {
-		return ""
-	}
-	return args[0]
-}
-
-func (a *app) unlockCommand() *cobra.Command {
-	var force bool
-	cmd := &cobra.Command{
-		Use:   "unlock --force NAME",
-		Short: "Take a lock from its holder and grant it to the first waiter",
-		Long: `Take a lock from its holder, whoever that is, and grant it to the first waiter. All readers of a
-read-write lock lose it, and all permits of a semaphore.
-
-The holder is told by a message, in milliseconds, or else at its next renewal. Until then two may
-believe that they have the lock; only the fencing token tells them apart. A command under
-"relock run" is stopped. Exit code 1: nobody has the lock.`,
-		Args:              oneName,
-		ValidArgsFunction: a.completions(false),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if !force {
-				return usage("unlock takes the lock from a holder that may be at work: say --force if that is what you want")
-			}
-			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
-				return a.forceUnlock(ctx, r, args[0])
-			})
-		},
-	}
-	cmd.Flags().BoolVar(&force, "force", false, "yes, the holder may be at work")
-	return cmd
-}
-
-func (a *app) askCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "ask NAME",
-		Short: "Ask the holder of a lock to give it back",
-		Long: `Ask the holder of a lock to give it back, and all readers or permits. Nothing is taken away: a holder
-that listens, by Lock.Wanted of the library, leaves where it can, and every other one goes on.
-Exit code 1: nobody has the lock.`,
-		Args:              oneName,
-		ValidArgsFunction: a.completions(false),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
-				info, err := r.lock(ctx, args[0], kindMutex, false)
-				if err != nil {
-					return err
-				}
-				if err := r.ask(ctx, info.lock.Ask); err != nil {
-					return notHeld(args[0], err)
-				}
-				if a.json {
-					a.encode(a.stdout, struct {
-						Name    string  `json:"name"`
-						NameB64 string  `json:"name_base64,omitempty"`
-						Asked   bool    `json:"asked"`
-						Holder  string  `json:"holder"`
-						Others  []other `json:"others,omitempty"`
-					}{args[0], info.NameB64, true, info.Holder, info.Others})
-					return nil
-				}
-				fmt.Fprintf(a.stdout, "%s: asked %s\n", printable(args[0]), printable(strings.Join(info.holders(), ", ")))
-				return nil
 			})
 		},
 	}
@@ -165,56 +65,90 @@ a service, such as an init container, and not for a probe again and again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
-				if err := r.client.Check(ctx); err != nil {
-					return err
+				err := r.client.Check(ctx)
+				if err == nil {
+					a.print(map[string]bool{"ok": true}, func() { fmt.Fprintln(a.stdout, "ok") })
 				}
-				if a.json {
-					a.encode(a.stdout, map[string]bool{"ok": true})
-				} else {
-					fmt.Fprintln(a.stdout, "ok")
-				}
-				return nil
+				return err
 			})
 		},
 	}
 }
 
-// notHeld gives an error of a command for a holder its exit code.
-func notHeld(name string, err error) error {
-	if errors.Is(err, relock.ErrNotHeld) {
-		return &exitError{code: codeNotHeld, err: fmt.Errorf("%q: nobody has the lock", name)}
+// about makes a command about one lock, which f gets as it was found.
+func (a *app) about(use, short, long string, f func(ctx context.Context, info lockInfo) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Long: long,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage("%s: there must be one lock name, not %d", cmd.Name(), len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
+				info, err := r.lock(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return f(ctx, info)
+			})
+		},
 	}
-	return err
 }
 
-// forceUnlock takes a lock of any kind from all of its holders.
-func (a *app) forceUnlock(ctx context.Context, r *reader, name string) error {
-	info, err := r.lock(ctx, name, kindMutex, false)
-	if err != nil {
-		return err
-	}
-	if err := r.ask(ctx, info.lock.ForceUnlock); err != nil {
-		return notHeld(name, err)
-	}
-	if !a.json {
-		fmt.Fprintf(a.stdout, "%s: taken from %s\n", printable(name), printable(strings.Join(info.holders(), ", ")))
+func (a *app) showCommand() *cobra.Command {
+	return a.about("show NAME", "Show who holds a lock and who waits for it", "",
+		func(_ context.Context, info lockInfo) error {
+			a.print(info, func() { printLock(a.stdout, info) })
+			return nil
+		})
+}
+
+func (a *app) askCommand() *cobra.Command {
+	return a.about("ask NAME", "Ask the holder of a lock to give it back",
+		`Ask the holder of a lock to give it back, and all readers or permits. Nothing is taken away: a holder
+that listens, by Lock.Wanted of the library, leaves where it can, and every other one goes on.
+Exit code 1: nobody has the lock.`,
+		func(ctx context.Context, info lockInfo) error {
+			return a.tellHolders(ctx, info, info.lock.Ask, "asked")
+		})
+}
+
+func (a *app) unlockCommand() *cobra.Command {
+	var force bool
+	cmd := a.about("unlock --force NAME", "Take a lock from its holder and grant it to the first waiter",
+		`Take a lock from its holder, whoever that is, and grant it to the first waiter. All readers of a
+read-write lock lose it, and all permits of a semaphore.
+
+The holder is told by a message, in milliseconds, or else at its next renewal. Until then two may
+believe that they have the lock; only the fencing token tells them apart. A command under
+"relock run" is stopped. Exit code 1: nobody has the lock.`,
+		func(ctx context.Context, info lockInfo) error {
+			return a.tellHolders(ctx, info, info.lock.ForceUnlock, "unlocked")
+		})
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if !force {
+			return usage("unlock takes the lock from a holder that may be at work: say --force if that is what you want")
+		}
 		return nil
 	}
-	waiters := &info.Waiters
-	if a.conn.redisson != "" { // not known there
-		waiters = nil
+	cmd.Flags().BoolVar(&force, "force", false, "yes, the holder may be at work")
+	return cmd
+}
+
+// tellHolders sends a message to the holders of a lock, and says what they were.
+func (a *app) tellHolders(ctx context.Context, info lockInfo, message func(context.Context) error, done string) error {
+	if err := message(ctx); errors.Is(err, relock.ErrNotHeld) {
+		return &exitError{code: codeNotHeld, err: fmt.Errorf("%q: nobody has the lock", info.Name)}
+	} else if err != nil {
+		return err
 	}
-	a.encode(a.stdout, struct {
-		Name     string      `json:"name"`
-		NameB64  string      `json:"name_base64,omitempty"`
-		Kind     kind        `json:"kind,omitempty"`
-		Unlocked bool        `json:"unlocked"`
-		Holder   string      `json:"holder,omitempty"`
-		Mode     relock.Mode `json:"mode,omitempty"`
-		Others   []other     `json:"others,omitempty"`
-		Token    int64       `json:"token,omitempty"`
-		Waiters  *int        `json:"waiters,omitempty"`
-	}{name, info.NameB64, info.Kind, true, info.Holder, info.Mode, info.Others, info.Token, waiters})
+	info.Queue = nil
+	a.print(struct {
+		lockInfo
+		Done string `json:"done"`
+	}{info, done}, func() { fmt.Fprintf(a.stdout, "%s: %s %s\n", printable(info.Name), done, info.holders()) })
 	return nil
 }
 
@@ -224,91 +158,59 @@ func printLock(w io.Writer, info lockInfo) {
 	line := func(what, value string) { fmt.Fprintf(tab, "%s\t%s\n", what, value) }
 	line("name", printable(info.Name))
 	if info.Kind != "" {
-		line("kind", info.Kind.String())
+		line("kind", info.Kind)
 	}
-	if info.Held {
-		line("holder", printable(info.Holder))
-		line("mode", string(info.Mode))
-		if info.Count > 0 {
-			line("count", fmt.Sprint(info.Count))
-		}
-		line("lease", leaseText(info.LeaseMs))
-	} else {
+	for _, h := range info.Holders {
+		line("holder", fmt.Sprintf("%s %s, lease %s", printable(h.Holder), h.Mode, span(h.LeaseMs)))
+	}
+	if !info.Held {
 		line("holder", "nobody")
 	}
-	for i, o := range info.Others {
-		what := ""
-		if i == 0 {
-			what = "others"
-		}
-		line(what, fmt.Sprintf("%s %s, lease %s", printable(o.Holder), o.Mode, leaseText(&o.LeaseMs)))
+	if info.Count > 0 {
+		line("count", fmt.Sprint(info.Count))
 	}
 	if info.Token != 0 {
 		line("token", fmt.Sprint(info.Token))
 	}
 	line("waiters", fmt.Sprint(info.Waiters))
 	for i, q := range info.Queue {
-		line("", fmt.Sprintf("%d. %s", i+1, queueText(info.Kind, q)))
+		line("", fmt.Sprintf("%d. %s %s for %s", i+1, printable(q.Holder), q.Mode, span(q.WaitMs)))
 	}
 	_ = tab.Flush()
-}
-
-// queueText returns the text of one place in a queue. Those of a mutex are all alike.
-func queueText(k kind, w waiter) string {
-	text := printable(w.Holder)
-	if k != kindMutex {
-		text += " " + string(w.Mode)
-	}
-	if w.WaitMs == nil {
-		return text + ", before all others"
-	}
-	return text + " for " + span(w.WaitMs)
-}
-
-func leaseText(ms *int64) string {
-	if ms == nil {
-		return "without end"
-	}
-	return "ends in " + span(ms)
 }
 
 // printTable prints the text of ls and watch: a line for each holder, and the waiters in the first
-// line of a lock. The widest column is the last, as a terminal of 80 columns cuts it off.
-func printTable(w io.Writer, infos []lockInfo) {
+// line of a lock. The widest column is the last, as a terminal of 80 columns cuts it off. edit may
+// change the cells of a line.
+func printTable(w io.Writer, infos []lockInfo, edit func(info lockInfo, h holding, cells []string)) {
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tab, "NAME\tMODE\tCOUNT\tLEASE\tWAITERS\tLONGEST WAIT\tHOLDER")
 	for _, info := range infos {
-		name, holder, mode, count, lease := printable(info.Name), "-", "-", "-", "-"
-		if info.Held {
-			holder, mode, lease = printable(info.Holder), string(info.Mode), span(info.LeaseMs)
-		}
+		count, waiters, wait := "-", fmt.Sprint(info.Waiters), span(info.WaitMs)
 		if info.Count > 0 {
 			count = fmt.Sprint(info.Count)
 		}
-		fmt.Fprintf(tab, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", name, mode, count, lease, info.Waiters, span(info.WaitMs), holder)
-		for _, o := range info.Others {
-			fmt.Fprintf(tab, "%s\t%s\t-\t%s\t-\t-\t%s\n", name, o.Mode, span(&o.LeaseMs), printable(o.Holder))
+		if !info.Held {
+			info.Holders = []holding{{Holder: "-", Mode: "-"}}
+		}
+		for _, h := range info.Holders {
+			cells := []string{printable(info.Name), string(h.Mode), count, span(h.LeaseMs), waiters, wait, printable(h.Holder)}
+			edit(info, h, cells)
+			fmt.Fprintln(tab, strings.Join(cells, "\t"))
+			count, waiters, wait = "-", "-", "-"
 		}
 	}
 	_ = tab.Flush()
 }
 
-// span returns a number of milliseconds in two units at most.
+// span returns a number of milliseconds as people read it.
 func span(ms *int64) string {
 	if ms == nil {
 		return "-"
 	}
 	d := time.Duration(*ms) * time.Millisecond
-	switch {
-	case d < 10*time.Second:
-		return fmt.Sprintf("%.1fs", d.Seconds())
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", d/time.Second)
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
-	default:
-		return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+	if d < 10*time.Second {
+		return d.Round(100 * time.Millisecond).String()
 	}
+	return d.Round(time.Second).String()
 }

@@ -1,3 +1,5 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
 package main
 
 import (
@@ -5,8 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,14 +33,14 @@ const (
 	envHolders = "RELOCK_HOLDERS" // also of the runs around this one, outermost first
 )
 
-// runOptions are the flags of run and hold.
+// runOptions are the flags of run.
 type runOptions struct {
 	wait    time.Duration
 	waitSet bool
 	noWait  bool
 	ttl     time.Duration
 	maxHold time.Duration
-	grace   time.Duration // of run
+	grace   time.Duration
 	owner   string
 	verbose bool
 
@@ -68,7 +73,6 @@ If another holder has a lock and the wait (if any) is over, relock exits with 75
   relock run --shared catalog -- ./export.sh
   relock run --permits 3 uploads -- ./upload.sh
   relock run account:1 account:2 -- ./transfer.sh`,
-		ValidArgsFunction: a.completions(true),
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch cmd.ArgsLenAtDash() {
 			case -1:
@@ -88,49 +92,35 @@ If another holder has a lock and the wait (if any) is over, relock exits with 75
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return usage("%w (flags of the command stand behind --)", err)
 	})
-	a.holdFlags(cmd.Flags(), &o)
-	cmd.Flags().DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL when the lock is lost")
-	return cmd
-}
-
-// holdFlags adds the flags that run and hold have in common.
-func (a *app) holdFlags(f *pflag.FlagSet, o *runOptions) {
+	f := cmd.Flags()
 	f.DurationVar(&o.wait, "wait", 0, "give up with exit code 75 after this time (default: wait without limit)")
-	f.IntVarP(&a.busy, "conflict-exit-code", "E", codeBusy, "exit with this `code` in place of 75")
 	f.BoolVar(&o.noWait, "no-wait", false, "give up at once if another holder has the lock")
+	f.IntVarP(&a.busy, "conflict-exit-code", "E", codeBusy, "exit with this `code` in place of 75")
+	f.BoolVarP(&a.quiet, "quiet", "q", false, "say nothing about a lock that another holder has")
 	f.DurationVar(&o.ttl, "ttl", relock.DefaultTTL, "lease: how long the lock stays taken if this machine dies")
 	f.DurationVar(&o.maxHold, "max-hold", 0, "lose the lock after this time (default: no limit)")
+	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL when the lock is lost")
 	f.StringVar(&o.owner, "owner", "", "`name` of this run for show, ls and those who find the lock busy (default relock@ and the host)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say on stderr when the lock is taken and given back")
 	f.BoolVar(&o.shared, "shared", false, "take a read-write lock for reading, beside other readers")
 	f.BoolVar(&o.write, "write", false, "take a read-write lock for writing, alone")
 	f.IntVar(&o.permits, "permits", 0, "take one of `n` permits of a semaphore")
+	cmd.MarkFlagsMutuallyExclusive("no-wait", "wait")
+	cmd.MarkFlagsMutuallyExclusive("shared", "write", "permits")
+	return cmd
 }
 
 // check refuses wrong values of these flags.
 func (a *app) check(f *pflag.FlagSet, o *runOptions) error {
 	o.waitSet, o.permitsSet = f.Changed("wait"), f.Changed("permits")
 	a.conn.lease = o.ttl
-	kinds := 0
-	for _, is := range []bool{o.shared, o.write, o.permitsSet} {
-		if is {
-			kinds++
-		}
-	}
-	mutexesOnly := a.conn.mutexesOnly()
 	switch {
-	case o.noWait && o.waitSet:
-		return usage("--no-wait and --wait: only one of them")
 	case o.wait < 0:
 		return usage("--wait %s: must be 0 (do not wait) or longer; leave it out to wait without limit", o.wait)
 	case o.grace < 0:
 		return usage("--grace %s: must be 0 (SIGKILL at once) or longer", o.grace)
 	case a.busy < 0 || a.busy > 255:
 		return usage("--conflict-exit-code %d: must be from 0 to 255", a.busy)
-	case kinds > 1:
-		return usage("--shared, --write and --permits: only one of them")
-	case kinds > 0 && mutexesOnly != "":
-		return usage("%s: has mutexes only, and neither --shared, --write nor --permits", mutexesOnly)
 	case o.permitsSet && o.permits < 1:
 		return usage("--permits %d: must be 1 or more", o.permits)
 	}
@@ -138,32 +128,28 @@ func (a *app) check(f *pflag.FlagSet, o *runOptions) error {
 	return nil
 }
 
-// runner is one run of a command, or one hold.
+// runner is one run of a command.
 type runner struct {
 	*app
 	runOptions
 	names   []string       // of the locks, as given
 	path    string         // of the program
 	command []string       // the given name, and the arguments
-	input   chan struct{}  // of hold: closed at the end of standard input
-	waits   chan struct{}  // of hold: a wait for a lock has begun
 	locks   []*relock.Lock // in the order of names
-	all     entrance       // of all locks
+	all     *relock.Locks
 	signals chan os.Signal
-	conts   chan os.Signal     // SIGCONT
-	told    chan struct{}      // after the hooks of each call that asks for the lock
-	quit    context.CancelFunc // ends the context of the section, at the end of the run
+	conts   chan os.Signal // SIGCONT
 
 	section context.Context // nil before the locks are taken
 	began   time.Time
-	tokens  []int64 // in the order of names; nil: none were drawn
+	tokens  []int64 // in the order of names; nil: the locks have no tokens
 	child   *child
 	tty     *terminal      // nil: there is none
 	stopped bool           // the terminal has stopped the child
-	pressed syscall.Signal // the signal of the keyboard that has ended the child, or 0
 	relayed syscall.Signal // the last signal that relock has forwarded
 	lost    bool
-	silent  bool // the server was silent at the end of the run
+
+	hadKeyboard bool // the command, at its end
 }
 
 // run is the subcommand.
@@ -172,53 +158,65 @@ func (a *app) run(names, command []string, o runOptions) error {
 	if err != nil { // before anybody waits for this run
 		return err
 	}
-	r := newRunner(a, names, o)
-	r.path, r.command = path, command
-	return r.under(r.work)
-}
-
-func newRunner(a *app, names []string, o runOptions) *runner {
-	return &runner{app: a, runOptions: o, names: names, told: make(chan struct{}, 1)}
-}
-
-// under takes the locks, works, and gives the locks back.
-func (r *runner) under(work func() (code int, err error)) error {
-	options := []relock.Option{relock.WithTTL(r.ttl), relock.WithHooks(r.hooks()), relock.WithOwner(cmp.Or(r.owner, defaultOwner()))}
-	if r.maxHold != 0 {
-		options = append(options, relock.WithMaxHold(r.maxHold))
+	options := []relock.Option{relock.WithTTL(o.ttl), relock.WithOwner(cmp.Or(o.owner, defaultOwner()))}
+	if o.maxHold != 0 {
+		options = append(options, relock.WithMaxHold(o.maxHold))
 	}
-	_, client, closeAll, err := r.client(options...)
+	_, client, closeAll, err := a.open(options...)
 	if err != nil {
-		return r.failure(err)
+		return a.failure(err)
 	}
+	// Close takes back the place in the queue of a wait that was given up. If the server is silent,
+	// the place stays: a grant to a client that is gone goes to the next one.
+	defer closeAll(min(3*time.Second, a.conn.timeout))
+	r := &runner{app: a, runOptions: o, names: names, path: path, command: command}
 	if err := r.open(client); err != nil {
-		return r.failure(err)
+		return a.failure(err)
 	}
 	r.catch()
-	err = r.hold(work)
-	if !r.lost && !r.silent {
-		// Close takes back the place in the queue of a wait that was given up. If Redis is silent,
-		// the place stays: a grant to a client that is gone goes to the next one.
-		closeAll(3 * time.Second)
+	return a.failure(r.hold())
+}
+
+// lookUp finds the program as a shell does.
+func lookUp(program string) (path string, err error) {
+	path, err = exec.LookPath(program)
+	switch {
+	case err == nil || errors.Is(err, exec.ErrDot):
+		return path, nil // PATH may name the current directory, as for a shell
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
+		return "", &exitError{code: codeNotFound, err: fmt.Errorf("%s: command not found", program)}
 	}
-	return r.failure(err)
+	return "", &exitError{code: codeCannotRun, err: err}
+}
+
+// open makes the locks of the run, of the kind that the flags ask for.
+func (r *runner) open(client *relock.Client) error {
+	lockers := make([]relock.Locker, len(r.names))
+	for i, name := range r.names {
+		lock := client.NewLock(name)
+		switch {
+		case r.shared:
+			lock = client.NewRWLock(name).RLocker()
+		case r.write:
+			lock = client.NewRWLock(name).Writer()
+		case r.permitsSet:
+			lock = client.NewSemaphore(name, r.permits)
+		}
+		r.locks = append(r.locks, lock)
+		lockers[i] = lock
+	}
+	r.all = relock.All(lockers...)
+	if r.all.Err() == nil && len(r.all.Names()) != len(r.names) {
+		return usage("run: two names before -- are the same lock")
+	}
+	return r.all.Err()
 }
 
 // defaultOwner returns relock@ and the name of this machine, with the characters that
 // [relock.WithOwner] allows.
 func defaultOwner() string {
-	host, err := os.Hostname()
-	if err != nil || host == "" {
-		return "relock"
-	}
-	owner := "relock@" + strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', strings.ContainsRune("._-", r):
-			return r
-		default:
-			return '-'
-		}
-	}, host)
+	host, _ := os.Hostname()
+	owner := "relock@" + regexp.MustCompile("[^A-Za-z0-9._-]").ReplaceAllString(cmp.Or(host, "unknown"), "-")
 	return owner[:min(len(owner), 64)]
 }
 
@@ -232,229 +230,121 @@ func (r *runner) catch() {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 }
 
-// endedBy is the exit for a signal that has ended the wait or the command. Relock dies of SIGINT,
-// as a shell that has had SIGINT too goes on after a program that has not died of it.
-func endedBy(s syscall.Signal) *exitError {
-	e := &exitError{code: codeSignal + int(s)}
-	if s == syscall.SIGINT && hasKeyboard() {
-		e.by, e.alone = s, true
-	}
-	return e
-}
-
-// hold is under with an open client. The result has the code of the command.
-func (r *runner) hold(work func() (code int, err error)) error {
-	err := r.take()
-	defer r.quit()
-	if err != nil {
-		return err
-	}
-	code, err := work()
-	if unlockErr := r.release(code); unlockErr != nil && err == nil {
-		err = unlockErr
-	}
-	switch {
-	case err != nil || code == 0:
-		return err
-	case r.child != nil && r.child.diedOf != 0 && r.child.diedOf == r.relayed:
-		return endedBy(r.child.diedOf)
-	default:
-		return &exitError{code: code, by: r.pressed}
-	}
-}
-
-// take takes the lock, and draws the token. A signal ends the wait, and so does the end of hold's
-// standard input.
-func (r *runner) take() error {
+// hold takes the locks, runs the command, and gives the locks back. The result has the code of the
+// command.
+func (r *runner) hold() error {
 	// A signal must not end the context of the section: the lock would not be renewed any more, and
 	// the command may take its time to end.
-	ctx, cancel := context.WithCancel(context.Background())
-	r.quit = cancel
-	type result struct {
-		section context.Context // nil: not entered
-		tokens  []int64
-		err     error
+	ctx, quit := context.WithCancel(context.Background())
+	defer quit()
+	if err := r.take(ctx, quit); err != nil {
+		return err
 	}
-	done := make(chan result, 1)
+	end, err := r.work()
+	if unlockErr := r.release(end.code); unlockErr != nil && err == nil {
+		err = unlockErr
+	}
+	if err != nil || end.code == 0 {
+		return err
+	}
+	return &exitError{code: end.code, by: end.by, group: r.hadKeyboard && r.relayed != end.by}
+}
+
+// take takes the locks, and draws the tokens. A signal ends the wait.
+func (r *runner) take(ctx context.Context, quit context.CancelFunc) error {
+	done := make(chan error, 1)
 	asked := time.Now()
-	go func() {
-		section, err := r.acquire(ctx)
-		if err != nil {
-			done <- result{err: err}
-			return
-		}
-		tokens, err := r.draw(section)
-		done <- result{section, tokens, err}
-	}()
+	go func() { done <- r.acquire(ctx) }()
 	var by syscall.Signal
-	var got result
-	var input <-chan struct{} // nil: a lock that is free is taken all the same
+	var err error
 	for waiting := true; waiting; {
 		select {
-		case <-r.waits:
-			input = r.input
-		case <-input:
-			input = nil
-			cancel()
 		case s := <-r.signals:
-			if sig, ok := s.(syscall.Signal); ok && by == 0 && ends(sig) {
-				by = sig
-				cancel()
+			if by == 0 && s != syscall.SIGWINCH {
+				by, _ = s.(syscall.Signal)
+				quit()
 			}
-		case got = <-done:
+		case err = <-done:
 			waiting = false
 		}
 	}
-	r.section, r.began, r.tokens = got.section, time.Now(), got.tokens
-	if r.section != nil && (ctx.Err() != nil || got.err != nil) {
-		_ = r.unlock()
-	}
 	switch {
 	case by != 0:
-		return endedBy(by)
-	case ctx.Err() != nil:
-		return &exitError{code: r.busy, word: kinds[codeBusy], err: fmt.Errorf("standard input has ended, and so has the wait for %s", quoted(r.names))}
-	case got.err != nil:
-		return got.err
+		if err == nil {
+			_ = r.all.Unlock(r.section)
+		}
+		return &exitError{code: codeSignal + int(by), by: by}
+	case err != nil:
+		return err
 	}
-	r.tellTaken(asked)
-	return nil
-}
-
-// tellTaken tells that the locks are taken.
-func (r *runner) tellTaken(asked time.Time) {
-	text := quoted(r.names) + " taken"
-	switch len(r.tokens) {
-	case 0:
-	case 1:
-		text += fmt.Sprintf(", token %d", r.tokens[0])
-	default:
-		text += ", tokens " + strings.Trim(fmt.Sprint(r.tokens), "[]")
-	}
+	r.began = time.Now()
 	r.tell(event{
-		Event: "acquired", Holder: r.holder(), Mode: r.mode(), WaitedMs: new(r.began.Sub(asked).Milliseconds()),
-		text: text, quiet: true,
+		Event: "acquired", Tokens: r.tokens, Holder: r.holder(), WaitedMs: new(r.began.Sub(asked).Milliseconds()),
+		text: fmt.Sprintf("%s taken, token %s", r.quoted(), r.tokenText()), quiet: true,
 	})
-}
-
-// draw draws the tokens for the command; none if the locks have no tokens.
-func (r *runner) draw(section context.Context) ([]int64, error) {
-	if r.conn.redisson == redissonPlain {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(section, r.conn.timeout)
-	defer cancel()
-	tokens := make([]int64, len(r.locks))
-	for i, lock := range r.locks {
-		var err error
-		if tokens[i], err = lock.Token(ctx); err != nil {
-			return nil, err
-		}
-	}
-	return tokens, nil
-}
-
-// acquire waits as the flags ask for. A wait with a limit goes on while Redis cannot be reached.
-// Without a limit the first answer must come, as a wrong address would look like a busy lock for
-// ever.
-func (r *runner) acquire(ctx context.Context) (context.Context, error) {
-	if r.waitSet && !r.noWait {
-		defer r.afterHooks()
-		return r.all.TryLockFor(ctx, r.wait)
-	}
-	section, err := r.tryOnce(ctx)
-	if err == nil || r.noWait || !errors.Is(err, relock.ErrLocked) || ctx.Err() != nil {
-		return section, err
-	}
-	if around := r.heldAround(ctx); around != nil {
-		return section, heldAroundError{around}
-	}
-	defer r.afterHooks()
-	return r.all.Lock(ctx)
-}
-
-// heldAround returns the refusal of a lock that can never become free: a run around this one has
-// it. Of a semaphore all permits must be those of such runs.
-func (r *runner) heldAround(ctx context.Context) *relock.LockedError {
-	runs := holdersAround()
-	if len(runs) == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.conn.timeout)
-	defer cancel()
-	for i, lock := range r.locks {
-		state, err := lock.State(ctx)
-		if err != nil || !state.Locked() {
-			continue // the next question finds the error too
-		}
-		holds := append([]relock.Held{{Holder: state.Holder, TTL: state.TTL}}, state.Others...)
-		isStranger := func(h relock.Held) bool { return !slices.Contains(runs, h.Holder.String()) }
-		at := slices.IndexFunc(holds, func(h relock.Held) bool { return !isStranger(h) })
-		if at < 0 || r.permitsSet && (len(holds) < r.permits || slices.ContainsFunc(holds, isStranger)) {
-			continue
-		}
-		return &relock.LockedError{Name: r.names[i], Holder: holds[at].Holder, TTL: holds[at].TTL}
-	}
 	return nil
 }
 
-// heldAroundError is the refusal by a run around this one.
-type heldAroundError struct{ *relock.LockedError }
-
-func (e heldAroundError) Error() string {
-	return fmt.Sprintf("%q is held by the relock run around this one, so without --wait it would wait for its own end", e.Name)
-}
-
-func (e heldAroundError) Unwrap() error { return e.LockedError }
-
-// tryOnce is TryLock with a limit for the answer. The section has no limit.
-func (r *runner) tryOnce(ctx context.Context) (context.Context, error) {
-	asking, cancel := context.WithCancelCause(ctx)
-	limit := time.AfterFunc(r.conn.timeout, func() { cancel(context.DeadlineExceeded) })
-	defer r.afterHooks()
-	section, err := r.all.TryLock(asking)
-	if !limit.Stop() && err == nil {
-		// The limit came at the same moment, and has ended the context of the section.
-		_ = r.all.Unlock(section)
-		return ctx, context.DeadlineExceeded
-	}
-	return section, err
-}
-
-func (r *runner) hooks() relock.Hooks {
-	entered := 0
-	return relock.Hooks{Queued: r.queued, AcquireFinished: func(e relock.AcquireFinished) {
-		if e.Outcome == relock.OutcomeAcquired {
-			if entered++; entered < len(r.locks) {
-				return // the call goes on with the next lock
-			}
+// acquire waits as the flags ask for, and draws the tokens. A wait with a limit goes on while the
+// server cannot be reached. Without a limit the first answer must come, as a wrong address would
+// look like a busy lock for ever.
+func (r *runner) acquire(ctx context.Context) (err error) {
+	began := time.Now()
+	r.section, err = r.all.TryLock(ctx)
+	isBusy := errors.Is(err, relock.ErrLocked)
+	rest := r.wait - time.Since(began)
+	switch {
+	case err == nil:
+		return r.draw()
+	case r.noWait || ctx.Err() != nil || r.waitSet && rest <= 0 || !isBusy && !r.waitSet:
+		return err
+	case isBusy:
+		var locked *relock.LockedError
+		if errors.As(err, &locked) && slices.Contains(holdersAround(), locked.Holder.String()) && r.permits < 2 {
+			return fmt.Errorf("the relock run around this one has the lock, so this one would wait for its own end: %w", err)
 		}
-		entered = 0
-		r.told <- struct{}{}
-	}}
+		r.tellWaiting(locked)
+	}
+	if r.waitSet {
+		r.section, err = r.all.TryLockFor(ctx, rest)
+	} else {
+		r.section, err = r.all.Lock(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return r.draw()
 }
 
-// afterHooks waits until the hooks of a call that asked for the locks were called, so that the
-// events are printed in order.
-func (r *runner) afterHooks() { <-r.told }
-
-// queued is the hook for the beginning of the wait for a lock. At a terminal the event is printed
-// without --verbose.
-func (r *runner) queued(q relock.Queued) {
-	select {
-	case r.waits <- struct{}{}:
-	default:
-	}
-	e := event{
-		Event: "waiting", lockName: lockName{Name: q.Name}, Holder: q.Holder.String(), Mode: q.Mode,
-		text: fmt.Sprintf("%q is locked, waiting", q.Name), quiet: !term.IsTerminal(int(os.Stderr.Fd())),
-	}
-	if r.conn.redisson == "" { // Redisson's locks have no queue
-		e.Position = new(q.Position)
-		e.text += fmt.Sprintf("; %d before this", q.Position)
+// tellWaiting tells that the wait begins, at a terminal without --verbose too.
+func (r *runner) tellWaiting(locked *relock.LockedError) {
+	e := event{Event: "waiting", quiet: r.app.quiet || !term.IsTerminal(int(os.Stderr.Fd())), text: r.quoted() + " is locked, waiting"}
+	if locked != nil {
+		e.Name, e.Holder = locked.Name, locked.Holder.String()
+		e.text = fmt.Sprintf("%q is locked by %s, waiting", locked.Name, locked.Holder)
 	}
 	r.tell(e)
 }
+
+// draw draws the tokens of all locks, if the locks have tokens, and gives the locks back if it
+// fails.
+func (r *runner) draw() error {
+	ctx, cancel := context.WithTimeout(r.section, r.conn.timeout)
+	defer cancel()
+	for _, lock := range r.locks {
+		token, err := lock.Token(ctx)
+		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			_ = r.all.Unlock(r.section)
+			return err
+		}
+		r.tokens = append(r.tokens, token)
+	}
+	return nil
+}
+
+// quoted returns the names of all locks for people, and tokenText their tokens.
+func (r *runner) quoted() string    { return strings.Trim(fmt.Sprintf("%q", r.names), "[]") }
+func (r *runner) tokenText() string { return strings.Trim(fmt.Sprint(r.tokens), "[]") }
 
 // holder returns the holder of the lock.
 func (r *runner) holder() string {
@@ -467,57 +357,53 @@ func holdersAround() []string { return strings.Fields(os.Getenv(envHolders)) }
 
 // environment returns the environment of relock, with variables about the lock.
 func (r *runner) environment() []string {
-	var env []string
-	for _, v := range os.Environ() {
-		switch name, _, _ := strings.Cut(v, "="); name {
-		case envToken, envTokens, envName, envHolder, envHolders, envSentinelUser, envSentinelPassword: // not for the command
-		default:
-			env = append(env, v)
-		}
-	}
-	holders := strings.Join(append(holdersAround(), r.holder()), " ")
-	tokens := r.tokenTexts()
-	env = append(env, envTokens+"="+strings.Join(tokens, " "), envHolder+"="+r.holder(), envHolders+"="+holders)
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { // those of a run around this one
+		return strings.HasPrefix(v, envToken) || strings.HasPrefix(v, envName+"=") || strings.HasPrefix(v, envHolder)
+	})
+	env = append(env, envTokens+"="+r.tokenText(), envHolder+"="+r.holder(),
+		envHolders+"="+strings.Join(append(holdersAround(), r.holder()), " "))
 	if len(r.names) == 1 { // a command that knows one lock only must not take one of several for all
-		env = append(env, envToken+"="+tokens[0], envName+"="+r.names[0])
+		env = append(env, envToken+"="+r.tokenText(), envName+"="+r.names[0])
 	}
 	return env
 }
 
-// work runs the command to its end, and returns its exit code.
-func (r *runner) work() (code int, err error) {
-	select {
-	case s := <-r.signals: // since the lock was taken
-		if sig, ok := s.(syscall.Signal); ok && ends(sig) {
-			return 0, endedBy(sig)
-		}
-	default:
-	}
+// work runs the command, and returns its end. After a loss the whole process group of the command
+// gets SIGTERM and, at the end of the grace, SIGKILL; then work waits for the whole group.
+func (r *runner) work() (end childEvent, err error) {
 	if r.section.Err() != nil { // as after a long stop of this machine, or of relock
 		r.lost = true
-		return 0, &exitError{code: codeLost, err: fmt.Errorf("%w; the command was not started", context.Cause(r.section))}
+		return end, &exitError{code: codeLost, err: fmt.Errorf("%w; the command was not started", context.Cause(r.section))}
 	}
 	r.tty = openTerminal()
-	r.hearStops(false)
+	signal.Notify(r.signals, syscall.SIGTSTP) // a Ctrl-Z during the start stops the command too
+	signal.Notify(r.conts, syscall.SIGCONT)
 	if r.child, err = startChild(r.path, r.command, r.environment()); err != nil {
-		return 0, cannotStart(r.command[0], err)
+		return end, &exitError{code: codeCannotRun, err: fmt.Errorf("%s: %w", r.command[0], err)}
 	}
-	r.hearStops(true)
-	r.tty.begin(r)
-	r.child.listen()
-	defer r.tty.end(r)
+	r.tty.begin(r.child)
+	close(r.child.ready)
+	defer func() {
+		r.hadKeyboard = r.tty != nil && r.tty.given
+		r.tty.take()
+	}()
 	r.tell(event{Event: "started", Pid: r.child.pid, text: fmt.Sprintf("%s has pid %d", r.command[0], r.child.pid), quiet: true})
 
+	const (
+		look  = 10 * time.Millisecond // the system reports no end of a group
+		dying = 2 * time.Second       // the system may need time to end a process
+	)
 	lost := r.section.Done()
-	var kill <-chan time.Time
+	var kill, dead, tick <-chan time.Time
 	for {
 		select {
 		case s := <-r.signals:
-			r.forward(s)
+			r.relayed, _ = s.(syscall.Signal)
+			_ = r.child.signal(r.relayed) // processes of other users get no signals
 		case <-r.conts:
 			r.resume()
 		case e := <-r.child.events:
-			if !e.ended {
+			if e.stop != 0 {
 				r.childStopped(e.stop)
 				continue
 			}
@@ -525,154 +411,89 @@ func (r *runner) work() (code int, err error) {
 				Event: "exited", Pid: r.child.pid, ExitCode: new(e.code), Signal: e.signalName(),
 				text: fmt.Sprintf("%s has ended with %d", r.command[0], e.code), quiet: !r.lost,
 			})
-			r.child.diedOf = e.by
-			if r.lost {
-				r.clear(kill)
-				return e.code, &exitError{code: codeLost} // reported at the loss
+			if !r.lost {
+				return e, nil
 			}
-			return e.code, nil
+			end, tick = e, time.Tick(look)
+			if dead != nil { // it may have fired before
+				dead = time.After(dying)
+			}
 		case <-lost:
-			lost = nil
+			r.lost, lost = true, nil
 			adopt() // before any process of the command ends
-			kill = r.stop()
+			kill = time.After(r.grace)
+			if r.grace > 0 {
+				_ = r.child.signal(syscall.SIGTERM)
+				r.wake() // a stopped command handles no signal
+			}
+			r.tellLost()
 		case <-kill:
-			kill = nil
-			r.killGroup()
+			dead = time.After(dying)
+			r.tell(event{
+				Event: "killed", Pid: r.child.pid,
+				text: fmt.Sprintf("%s has not ended within %s; killing it", r.command[0], r.grace), quiet: r.grace == 0,
+			})
+			_ = r.child.signal(syscall.SIGKILL)
+		case <-dead:
+			message := fmt.Sprintf("some of it is still there %s after SIGKILL", dying)
+			r.tell(event{Event: "unstopped", Pid: r.child.pid, Message: message, text: r.command[0] + " cannot be stopped: " + message})
+			if tick != nil {
+				return end, &exitError{code: codeLost}
+			}
+		case <-tick:
+			if !r.child.groupLives() {
+				return end, &exitError{code: codeLost} // reported at the loss
+			}
 		}
 	}
 }
 
-// stop sends the command SIGTERM, as the lock is lost, and returns the clock of the grace.
-func (r *runner) stop() <-chan time.Time {
-	r.lost = true
-	timer := time.After(r.grace)
-	var err error
-	if r.grace > 0 {
-		err = r.child.signal(syscall.SIGTERM)
-		r.wake() // a stopped command handles no signal
-	}
-	r.tellLost("; stopping the command")
-	if err != nil {
-		r.tellUnstopped(err.Error())
-	}
-	return timer
-}
-
-// tellLost tells why a lock is lost, and what comes next.
-func (r *runner) tellLost(next string) {
+// tellLost tells why a lock is lost.
+func (r *runner) tellLost() {
 	cause := context.Cause(r.section)
 	e := event{
-		Event: "lost", Error: kinds[codeLost], HeldMs: r.held(), text: strings.TrimPrefix(cause.Error(), "relock: ") + next,
-	}
-	if r.child != nil {
-		e.Pid = r.child.pid
+		Event: "lost", Error: kinds[codeLost], HeldMs: r.held(), Pid: r.child.pid,
+		text: strings.TrimPrefix(cause.Error(), "relock: ") + "; stopping the command",
 	}
 	var loss *relock.LostError
 	if errors.As(cause, &loss) {
-		e.Name, e.Reason, e.Token = loss.Name, string(loss.Reason), loss.Token
+		e.Name, e.Reason, e.Tokens = loss.Name, string(loss.Reason), []int64{loss.Token}
 	}
 	r.tell(e)
-}
-
-// killGroup sends the command SIGKILL.
-func (r *runner) killGroup() {
-	if err := r.child.signal(syscall.SIGKILL); err != nil {
-		r.tellUnstopped(err.Error())
-		return
-	}
-	r.tell(event{
-		Event: "killed", Pid: r.child.pid,
-		text: fmt.Sprintf("%s has not ended within %s; killing it", r.command[0], r.grace), quiet: r.grace == 0,
-	})
-}
-
-// tellUnstopped reports that the command, or a part of it, works on without the lock.
-func (r *runner) tellUnstopped(why string) {
-	r.tell(event{
-		Event: "unstopped", Pid: r.child.pid, Message: why,
-		text: fmt.Sprintf("%s cannot be stopped: %s", r.command[0], why),
-	})
-}
-
-// clear waits for the rest of the command's process group, whose first process has ended, and kills
-// the rest at the end of the grace. kill is nil if SIGKILL was sent.
-func (r *runner) clear(kill <-chan time.Time) {
-	const (
-		look  = 10 * time.Millisecond // the system reports no end of a group
-		dying = 2 * time.Second       // the system may need time to end a process
-	)
-	tick := time.NewTicker(look)
-	defer tick.Stop()
-	var over <-chan time.Time
-	if kill == nil {
-		over = time.After(dying)
-	}
-	for r.child.groupLives() {
-		select {
-		case <-kill:
-			kill = nil
-			r.killGroup()
-			over = time.After(dying)
-		case <-over:
-			r.tellUnstopped(fmt.Sprintf("some of it is still there %s after SIGKILL", dying))
-			return
-		case s := <-r.signals:
-			r.forward(s)
-		case <-tick.C:
-		}
-	}
 }
 
 // release gives the locks back, also those that are left of several after a loss. The exit code of
 // the command is for the message.
 func (r *runner) release(code int) error {
-	if r.lost {
-		if len(r.names) > 1 { // the other locks are ours
-			_ = r.unlock()
-		}
+	err := r.all.Unlock(r.section)
+	switch {
+	case r.lost: // and told
 		return nil
-	}
-	unlockErr := r.unlock()
-	if errors.Is(unlockErr, relock.ErrLockLost) {
+	case errors.Is(err, relock.ErrLockLost):
 		// The release has found the loss. The command may have done its last work without the lock.
-		if r.input == nil {
-			unlockErr = fmt.Errorf("%w (the command had ended with %d)", unlockErr, code)
-		}
-		return &exitError{code: codeLost, err: unlockErr}
-	}
-	e := event{Event: "released", HeldMs: r.held(), text: quoted(r.names) + " given back", quiet: true}
-	if unlockErr != nil {
+		return &exitError{code: codeLost, err: fmt.Errorf("%w (the command had ended with %d)", err, code)}
+	case err != nil:
 		// The work was done under the lock. A longer wait of others is no failure of the command.
-		message := strings.TrimPrefix(unlockErr.Error(), "relock: ")
-		e = event{Event: "unconfirmed", Error: kinds[codeUnavailable], Message: message, text: message}
+		message := strings.TrimPrefix(err.Error(), "relock: ")
+		r.tell(event{Event: "unconfirmed", Error: kinds[codeUnavailable], Message: message, text: message})
+	default:
+		r.tell(event{Event: "released", Tokens: r.tokens, HeldMs: r.held(), text: r.quoted() + " given back", quiet: true})
 	}
-	r.tell(e)
 	return nil
 }
 
-// unlock is Unlock within --timeout. A signal leaves it a moment, as the command has ended and the
-// signal is for relock.
-func (r *runner) unlock() error {
-	const moment = time.Second
-	done := make(chan error, 1)
-	go func() { done <- r.all.Unlock(r.section) }()
-	limit := time.After(r.conn.timeout)
-	var hurry <-chan time.Time
-	for {
-		select {
-		case err := <-done:
-			return err
-		case s := <-r.signals:
-			if sig, ok := s.(syscall.Signal); ok && ends(sig) && hurry == nil {
-				hurry = time.After(moment)
-			}
-			continue
-		case <-hurry:
-		case <-limit:
-		}
-		r.silent = true
-		return fmt.Errorf("unlock %s: not confirmed by the server in time: it is free within its TTL", quoted(r.names))
+func (r *runner) held() *int64 { return new(time.Since(r.began).Milliseconds()) }
+
+// tell prints an event about the lock that it names, or about all locks of the run.
+func (r *runner) tell(e event) {
+	e.Time, e.Message = time.Now(), r.conn.redact(e.Message)
+	if e.Name == "" && len(r.names) == 1 {
+		e.Name = r.names[0]
+	}
+	switch {
+	case r.json:
+		r.encode(r.stderr, e)
+	case !e.quiet || r.verbose:
+		fmt.Fprintln(r.stderr, "relock:", printable(r.conn.redact(e.text)))
 	}
 }
-
-func (r *runner) held() *int64 { return new(time.Since(r.began).Milliseconds()) }

@@ -1,19 +1,17 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"database/sql"
-	"database/sql/driver"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
-	"maps"
 	"net"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -34,58 +32,59 @@ import (
 // storeSite is a store for one test.
 type storeSite struct {
 	*testing.T
-	url  string
-	name string
-	kill func() // ends the server; nil: the server is that of all tests
+	url string
 }
 
-// withTables returns a site on an empty SQL database.
-func withTables(t *testing.T, name, url string) *storeSite {
+// withTables makes the tables of an empty database, which runs cannot do without.
+func withTables(t *testing.T, target, driver, source string, dialect relocksql.Dialect) *storeSite {
 	t.Helper()
-	require.Equal(t, result{}, do(t, nil, "create-tables", "--store", url))
-	return &storeSite{T: t, url: url, name: name}
+	got := do(t, nil, "run", "job", "--store", target, "--", "echo", "never")
+	require.Equal(t, codeUnavailable, got.code)
+	require.Contains(t, got.stderr, "store/sql/schema")
+	db, err := sql.Open(driver, source)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(relocksql.Create(t.Context(), db, dialect), db.Close()))
+	return &storeSite{T: t, url: target}
 }
 
 // storeSites start one store of each kind.
 var storeSites = map[string]func(t *testing.T) *storeSite{
 	"etcd": func(t *testing.T) *storeSite {
 		t.Helper()
-		server := etcdtest.Start(t, 1)[0]
-		return &storeSite{t, strings.Replace(server.URL(), "http", "etcd", 1) + "/locks", "etcd", server.Kill}
+		return &storeSite{t, strings.Replace(etcdtest.Start(t, 1)[0].URL(), "http", "etcd", 1) + "/locks"}
 	},
 	"zookeeper": func(t *testing.T) *storeSite {
 		t.Helper()
-		server := zktest.Start(t)
-		return &storeSite{t, "zookeeper://" + server.Address() + "/app/locks", "ZooKeeper", server.Kill}
+		return &storeSite{t, "zookeeper://" + zktest.Start(t).Address() + "/app/locks"}
 	},
-	"postgres": func(t *testing.T) *storeSite { t.Helper(); return withTables(t, "PostgreSQL", dbtest.Postgres(t)) },
-	"mysql":    func(t *testing.T) *storeSite { t.Helper(); return withTables(t, "MySQL", mariadbURL(t)) },
+	"postgres": func(t *testing.T) *storeSite {
+		t.Helper()
+		target := dbtest.Postgres(t)
+		return withTables(t, target, "pgx", target, relocksql.Postgres)
+	},
+	"mysql": func(t *testing.T) *storeSite {
+		t.Helper()
+		source := dbtest.MariaDB(t)
+		return withTables(t, mysqlURL(source), "mysql", source, relocksql.MySQL)
+	},
 	"sqlite": func(t *testing.T) *storeSite {
 		t.Helper()
-		return &storeSite{T: t, url: "sqlite://" + filepath.Join(t.TempDir(), "locks.db"), name: "SQLite"}
+		return &storeSite{T: t, url: "sqlite://" + filepath.Join(t.TempDir(), "locks.db")}
 	},
 }
 
-// mariadbURL returns the URL of an empty database.
-func mariadbURL(t *testing.T) string {
-	t.Helper()
-	return "mysql://" + strings.NewReplacer("tcp(", "", ")", "").Replace(dbtest.MariaDB(t))
+func mysqlURL(source string) string {
+	return "mysql://" + strings.NewReplacer("tcp(", "", ")", "").Replace(source)
 }
 
 // onEachStore runs a test on each kind of store, all at once.
-func onEachStore(t *testing.T, test func(s *storeSite)) {
-	t.Helper()
-	onStores(t, slices.Collect(maps.Keys(storeSites)), test)
-}
-
-// onStores runs a test on some kinds of stores, all at once.
-func onStores(t *testing.T, kinds []string, test func(s *storeSite)) {
+func onEachStore(t *testing.T, test func(kind string, s *storeSite)) {
 	t.Helper()
 	t.Parallel()
-	for _, kind := range kinds {
+	for kind, site := range storeSites {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			test(storeSites[kind](t))
+			test(kind, site(t))
 		})
 	}
 }
@@ -101,62 +100,57 @@ func (s *storeSite) startHolding(args ...string) (p *program, holder string) {
 	return p, p.expect(&p.stdout, "holder ")
 }
 
-func TestARunHasItsLockInEachStore(t *testing.T) {
-	onEachStore(t, func(s *storeSite) {
+// shown reads the JSON of show.
+func (s *storeSite) shown(name string) (info lockInfo) {
+	s.Helper()
+	got := do(s.T, s.on(), "show", "--json", name)
+	require.Equal(s, 0, got.code, got.stderr)
+	require.NoError(s, json.Unmarshal([]byte(got.stdout), &info))
+	return info
+}
+
+func TestEachStoreKeepsTheLocksOfEveryCommand(t *testing.T) {
+	onEachStore(t, func(kind string, s *storeSite) {
+		require.Equal(s, "ok\n", do(s.T, s.on(), "check").stdout)
 		p, holder := s.startHolding("job")
-		shown := object(s.T, do(s.T, nil, "show", "job", "--json", "--store", s.url).stdout)
-		require.Equal(s, holder, shown["holder"])
-		require.Equal(s, "mutex", shown["kind"])
-		require.Equal(s, []string{holder}, list(s.T, do(s.T, s.on(), "ls", "j*", "--json").stdout)[0].holders())
+		require.Equal(s, holder, s.shown("job").holders())
+		require.Equal(s, "mutex", s.shown("job").Kind)
+		require.Equal(s, holder, list(s.T, do(s.T, nil, "ls", "j*", "--json", "--store", s.url).stdout)[0].holders())
 		require.Empty(s, list(s.T, do(s.T, s.on(), "ls", "x*", "--json").stdout))
-		offered, _ := completed(s.T, s.on(), "show", "")
-		require.Equal(s, []string{"job"}, offered)
-		for _, flags := range [][]string{{"--no-wait"}, {"--wait", "300ms"}, {"a", "--no-wait"}, {"--no-wait", "-E", "4"}} {
+		for _, flags := range [][]string{{"--no-wait"}, {"--wait", "300ms"}, {"a", "--no-wait"}} {
 			got := do(s.T, s.on(), append(append([]string{"run", "job"}, flags...), "--", "echo", "never")...)
-			want := codeBusy
-			if flags[len(flags)-1] == "4" {
-				want = 4
-			}
-			require.Equal(s, want, got.code, "%q: %s", flags, got.stderr)
+			require.Equal(s, codeBusy, got.code, "%q: %s", flags, got.stderr)
 			require.Contains(s, got.stderr, holder)
-			require.Empty(s, got.stdout)
 		}
 		waiter := start(s.T, s.on(), "run", "--json", "job", "a", "--", "sh", "-c", "echo $RELOCK_TOKENS")
-		require.EqualValues(s, 0, waiter.event("waiting")["position"])
-		require.EqualValues(s, 1, object(s.T, do(s.T, s.on(), "show", "job", "--json").stdout)["waiters"])
+		require.Equal(s, holder, waiter.event("waiting")["holder"])
 		require.NoError(s, p.stdin.Close())
 		require.Equal(s, 3, p.code(), &p.stderr)
 		require.Empty(s, p.stderr.String())
 		require.Equal(s, 0, waiter.code(), &waiter.stderr)
-		tokens := strings.Fields(waiter.stdout.String())
-		require.Len(s, tokens, 2)
-		require.NotContains(s, tokens, "0", "both were drawn")
-		require.Equal(s, false, object(s.T, do(s.T, s.on(), "show", "job", "--json").stdout)["held"])
-	})
-}
+		require.Regexp(s, `^[1-9]\d* [1-9]\d*\n$`, waiter.stdout.String(), "both tokens were drawn")
 
-func TestARunInsideARunUsesItsStore(t *testing.T) {
-	onEachStore(t, func(s *storeSite) {
-		got := do(s.T, s.on(), "run", "job", "--", binary, "run", "job", "--", "echo", "never")
-		require.Equal(s, codeBusy, got.code)
-		require.Contains(s, got.stderr, "the relock run around this one")
-		require.Equal(s, result{stdout: "mine\n"}, do(s.T, s.on(), "run", "job", "--", binary, "run", "other", "--", "echo", "mine"))
-	})
-}
-
-func TestAHoldHasItsLockInEachStore(t *testing.T) {
-	onEachStore(t, func(s *storeSite) {
-		p := start(s.T, s.on(), "hold", "job")
-		require.NotEqual(s, "0", p.expect(&p.stdout, "held "))
-		require.Equal(s, codeBusy, do(s.T, s.on(), "hold", "job", "--no-wait").code)
+		require.Equal(s, codeNotHeld, do(s.T, s.on(), "unlock", "--force", "job").code)
+		p, holder = s.startHolding("job", "--ttl", "6s")
+		require.Equal(s, result{stdout: "job: unlocked " + holder + "\n"}, do(s.T, s.on(), "unlock", "--force", "job"))
+		require.Equal(s, codeLost, p.code())
+		require.Contains(s, p.stderr.String(), "stopping the command")
+		if kind == "etcd" {
+			got := do(s.T, s.on(), "run", "job", "--shared", "--", "echo", "never")
+			require.Equal(s, codeUsage, got.code, "it has mutexes only: %s", got.stderr)
+			return
+		}
+		p, _ = s.startHolding("rw", "--shared")
+		require.Equal(s, 0, do(s.T, s.on(), "run", "rw", "--shared", "--no-wait", "--", "true").code)
+		require.Equal(s, codeBusy, do(s.T, s.on(), "run", "rw", "--write", "--no-wait", "--", "true").code)
+		require.Equal(s, "read_write", s.shown("rw").Kind)
 		require.NoError(s, p.stdin.Close())
-		require.Equal(s, 0, p.code(), &p.stderr)
-		require.Equal(s, result{stdout: "mine\n"}, do(s.T, s.on(), "run", "job", "--no-wait", "--", "echo", "mine"))
+		p.code()
 	})
 }
 
 func TestAStoreFreesTheLockOfARunThatWasKilled(t *testing.T) {
-	onEachStore(t, func(s *storeSite) {
+	onEachStore(t, func(_ string, s *storeSite) {
 		const ttl = 3 * time.Second
 		began := time.Now()
 		p, _ := s.startHolding("job", "--ttl", ttl.String())
@@ -168,250 +162,78 @@ func TestAStoreFreesTheLockOfARunThatWasKilled(t *testing.T) {
 	})
 }
 
-func TestUnlockEndsARunInEachStore(t *testing.T) {
-	onEachStore(t, func(s *storeSite) {
-		require.Equal(s, codeNotHeld, do(s.T, s.on(), "unlock", "--force", "job").code)
-		p, holder := s.startHolding("job", "--ttl", "6s")
-		got := do(s.T, s.on(), "unlock", "--force", "job", "--json")
-		require.Equal(s, 0, got.code, got.stderr)
-		require.Equal(s, holder, object(s.T, got.stdout)["holder"])
-		require.Equal(s, codeLost, p.code())
-		require.Contains(s, p.stderr.String(), "stopping the command")
-		require.Equal(s, codeNotHeld, do(s.T, s.on(), "unlock", "--force", "job").code)
-	})
-}
-
-// Databases are left out: their server is that of all tests.
-func TestAStoreThatIsAwayForALeaseEndsARun(t *testing.T) {
-	onStores(t, []string{"etcd", "zookeeper"}, func(s *storeSite) {
-		p, _ := s.startHolding("job", "--ttl", "2s")
-		s.kill()
-		require.Equal(s, codeLost, p.code())
-		require.Contains(s, p.stderr.String(), "stopping the command")
-	})
-}
-
-func TestEachStoreHasItsKindsOfLocks(t *testing.T) {
-	onEachStore(t, func(s *storeSite) {
-		calls := [][]string{{"--shared"}, {"--write"}, {"--permits", "2"}}
-		if backends[s.scheme()].mutexesOnly {
-			for _, flags := range calls {
-				got := do(s.T, s.on(), append(append([]string{"run", "job"}, flags...), "--", "echo", "never")...)
-				require.Equal(s, codeUsage, got.code)
-				require.Contains(s, got.stderr, envStore+": has mutexes only")
-			}
-			return
-		}
-		p, _ := s.startHolding("rw", "--shared")
-		require.Equal(s, 0, do(s.T, s.on(), "run", "rw", "--shared", "--no-wait", "--", "true").code)
-		require.Equal(s, codeBusy, do(s.T, s.on(), "run", "rw", "--write", "--no-wait", "--", "true").code)
-		got := do(s.T, s.on(), "run", "rw", "--no-wait", "--", "true")
-		require.Equal(s, codeUsage, got.code)
-		require.Contains(s, got.stderr, "--shared and --write are for a read-write lock")
-		require.Equal(s, "read_write", object(s.T, do(s.T, s.on(), "show", "rw", "--json").stdout)["kind"])
-		require.Equal(s, kindReadWrite, list(s.T, do(s.T, s.on(), "ls", "--json").stdout)[0].Kind)
-		require.NoError(s, p.stdin.Close())
-		p.code()
-		if s.scheme() == "zookeeper" {
-			got := do(s.T, s.on(), "run", "two", "--permits", "2", "--no-wait", "--", "true")
-			require.Equal(s, codeUsage, got.code)
-			require.Contains(s, got.stderr, "semaphore")
-			return
-		}
-		p, _ = s.startHolding("two", "--permits", "2")
-		require.Equal(s, 0, do(s.T, s.on(), "run", "two", "--permits", "2", "--no-wait", "--", "true").code)
-		require.NoError(s, p.stdin.Close())
-		p.code()
-	})
-}
-
-func (s *storeSite) scheme() string {
-	scheme, _, _ := strings.Cut(s.url, ":")
-	return scheme
-}
-
-func TestALimitedWaitOutlastsAStoreThatIsAway(t *testing.T) {
-	t.Parallel()
-	server := etcdtest.Start(t, 1)[0]
-	server.Kill()
-	p := start(t, nil, "run", "job", "--wait", "1m", "--store", strings.Replace(server.URL(), "http", "etcd", 1), "--", "echo", "mine")
-	server.Restart()
-	require.Equal(t, 0, p.code(), &p.stderr)
-	require.Equal(t, "mine\n", p.stdout.String())
-}
-
 func TestAStoreThatIsNotThereIs69(t *testing.T) {
 	t.Parallel()
 	for _, target := range []string{
 		"etcd://" + closedAddr, "etcd://fox:hunter2@" + closedAddr, "zookeeper://" + closedAddr, "postgres://" + closedAddr + "/db",
 		"mysql://" + closedAddr + "/db", "sqlite:///no/such/directory/locks.db", "postgres:///db?host=/no/such/directory",
 	} {
-		for _, args := range [][]string{
-			{"show", "job"}, {"unlock", "--force", "job"}, {"run", "job", "--", "echo", "never"}, {"run", "job", "--wait", "300ms", "--", "echo", "never"},
-		} {
+		for _, args := range [][]string{{"show", "job"}, {"run", "job", "--", "echo", "never"}, {"run", "job", "--wait", "300ms", "--", "echo", "never"}} {
 			got := do(t, []setup{env(envStore + "=" + target)}, append([]string{"--timeout", "1s"}, args...)...)
 			require.Equal(t, codeUnavailable, got.code, "%s %q: %s", target, args, got.stderr)
 			u, err := url.Parse(target)
 			require.NoError(t, err)
 			require.Contains(t, got.stderr, u.Host+u.Path, "it says where")
-			require.NotContains(t, got.stderr, "Redis")
 			require.NotContains(t, got.stderr, "hunter2")
-			require.Len(t, strings.Split(strings.TrimSpace(got.stderr), "\n"), 1)
+			require.Equal(t, 1, strings.Count(got.stderr, "\n"))
 			require.NotContains(t, got.stderr, `\n`)
-			require.Empty(t, got.stdout)
 		}
-	}
-}
-
-func TestMissingTablesAreNamed(t *testing.T) {
-	t.Parallel()
-	for file, target := range map[string]string{
-		"postgres.sql": dbtest.Postgres(t), "mysql.sql": mariadbURL(t),
-	} {
-		require.FileExists(t, filepath.Join("../../store/sql/schema", file))
-		got := do(t, nil, "run", "job", "--store", target, "--", "echo", "never")
-		require.Equal(t, codeUnavailable, got.code)
-		require.Contains(t, got.stderr, "relock create-tables makes them, or the file sql/schema/"+file)
-		for range 2 {
-			require.Equal(t, result{}, do(t, nil, "create-tables", "--store", target))
-		}
-		require.Equal(t, result{stdout: "mine\n"}, do(t, nil, "run", "job", "--store", target, "--", "echo", "mine"))
 	}
 }
 
 func TestASQLiteFileNeedsNoPreparation(t *testing.T) {
 	t.Parallel()
-	target := "sqlite://" + filepath.Join(t.TempDir(), "locks.db")
+	dir := t.TempDir()
+	in := []setup{func(p *program) { p.cmd.Dir = dir }}
 	var runs sync.WaitGroup
 	for range 8 { // all of them find no file
 		runs.Go(func() {
-			assert.Equal(t, result{stdout: "mine\n"}, do(t, nil, "run", "job", "--store", target, "--", "echo", "mine"))
+			assert.Equal(t, result{stdout: "mine\n"}, do(t, in, "run", "job", "--store", "sqlite:my%20locks.db", "--", "echo", "mine"))
 		})
 	}
 	runs.Wait()
-	got := do(t, nil, "run", "job", "--store", "sqlite:///no/such/directory/locks.db", "--", "echo", "never")
-	require.Equal(t, codeUnavailable, got.code, got.stderr)
-	require.Contains(t, got.stderr, "SQLite in /no/such/directory/locks.db")
-}
-
-// recovering is a database whose log another process recovers at the first two statements.
-type recovering struct {
-	driver.Conn
-	statements int
-}
-
-func (r *recovering) Connect(context.Context) (driver.Conn, error) { return r, nil }
-func (r *recovering) Driver() driver.Driver                        { return nil }
-func (r *recovering) Close() error                                 { return nil } // of the connection
-
-func (r *recovering) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
-	if r.statements++; r.statements <= 2 {
-		return nil, errors.New("database is locked (261)") // SQLITE_BUSY_RECOVERY, as modernc.org/sqlite writes it
-	}
-	return driver.ResultNoRows, nil
-}
-
-func TestTheTablesAreMadeWhenTheOtherProcessIsDone(t *testing.T) {
-	t.Parallel()
-	r := &recovering{}
-	db := sql.OpenDB(r)
-	require.NoError(t, storeURL{backend: backends["sqlite"]}.create(t.Context(), db))
-	require.Equal(t, 2+len(relocksql.Schema(relocksql.SQLite)), r.statements)
-	require.NoError(t, db.Close())
-}
-
-func TestASQLiteFileIsFoundByARelativePath(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	in := func(p *program) { p.cmd.Dir = dir }
-	require.Equal(t, 0, do(t, []setup{in}, "run", "job", "--store", "sqlite:my%20locks.db", "--", "true").code)
-	require.FileExists(t, filepath.Join(dir, "my locks.db"))
 	got := do(t, nil, "run", "job", "--store", "sqlite://"+dir+"/my%20locks.db?_pragma=synchronous(OFF)", "--", "echo", "mine")
 	require.Equal(t, result{stdout: "mine\n"}, got)
-}
-
-func TestWhatAStoreCannotDoIs64(t *testing.T) {
-	t.Parallel()
-	const etcd, database = "etcd://a", "postgres://a/db"
-	for text, calls := range map[string][][]string{
-		"goes with neither --url": {
-			{"show", "job", "--url", "redis://a"}, {"show", "job", "--sentinel", "m@a:1"}, {"show", "job", "--cluster", "a:1"},
-			{"show", "job", "--quorum", "redis://a,redis://b,redis://c"},
-		},
-		"are for Redis only":                     {{"run", "--redisson", "job", "--", "true"}, {"run", "--restart-delay=1s", "job", "--", "true"}},
-		"--prefix is for Redis only":             {{"show", "job", "--prefix", "app:"}},
-		"relock show NAME counts the waiters":    {{"graph"}},
-		"etcd has no tables":                     {{"create-tables"}},
-		"create-tables: has no arguments":        {{"create-tables", "x"}},
-		"slashes belong into the prefix":         {{"show", "a/b"}, {"run", "a/b", "--", "true"}},
-		"--ttl 1ms":                              {{"run", "job", "--ttl", "1ms", "--", "true"}},
-		"--store: has mutexes only, and neither": {{"run", "--shared", "job", "--", "true"}},
-	} {
-		for _, args := range calls {
-			got := do(t, nil, append([]string{"--store", etcd}, args...)...)
-			require.Equal(t, codeUsage, got.code, "%q: %s", args, got.stderr)
-			require.Contains(t, got.stderr, text, "%q", args)
-			require.Empty(t, got.stdout)
-		}
-	}
-	got := do(t, nil, "create-tables")
-	require.Equal(t, codeUsage, got.code)
-	require.Contains(t, got.stderr, "--store names one")
-	got = do(t, []setup{env(envStore+"="+database, envQuorum+"=redis://a,redis://b,redis://c")}, "show", "job")
-	require.Equal(t, codeUsage, got.code)
-	require.Contains(t, got.stderr, "RELOCK_STORE and RELOCK_QUORUM: only one of them")
-	got = do(t, nil, "show", "job", "--store", "")
-	require.Equal(t, codeUsage, got.code)
-	require.Contains(t, got.stderr, "--store: is empty")
-}
-
-func TestAFlagForRedisWinsOverTheStoreOfTheEnvironment(t *testing.T) {
-	s := onShared(t)
-	s.hold("job")
-	got := do(t, []setup{env(envStore + "=etcd://" + closedAddr)}, "ls", "--url", s.server.URL())
-	require.Equal(t, 0, got.code, got.stderr)
-	require.Contains(t, got.stdout, "job")
-	got = do(t, s.on(), "run", "job", "--no-wait", "--store", withTables(t, "SQLite", "sqlite://"+filepath.Join(t.TempDir(), "l.db")).url, "--", "true")
-	require.Equal(t, 0, got.code, "the lock in Redis is another: %s", got.stderr)
 }
 
 func TestURLsThatNameNoStoreAre64(t *testing.T) {
 	t.Parallel()
 	for target, text := range map[string]string{
-		"consul://a":                     "must begin with one of etcd, mysql, postgres, postgresql, sqlite, zookeeper, and a colon",
-		"redis://:hunter2@a":             "locks in Redis have --url",
+		"":                               "is empty",
+		"consul://a":                     "must begin with one of cluster+redis, ",
 		"hunter2":                        "must begin with one of",
+		"redis://a:b":                    "must be redis://HOST:PORT/DB",
+		"cluster+redis://a?addr=b":       "must be cluster+redis://HOST:PORT",
+		"sentinel+redis://a":             "master_name=NAME",
 		"etcd:":                          "must be etcd://HOST:2379",
 		"etcd:a":                         "must be etcd://HOST:2379",
 		"etcd:///locks":                  "must be etcd://HOST:2379",
 		"mysql:///db":                    "must be mysql://HOST:3306/DATABASE",
 		"etcd://a,:hunter2":              "must be etcd://HOST:2379",
-		"etcd://a,,b":                    "must be etcd://HOST:2379",
 		"etcd://fox:hun#ter2@a":          "must be etcd://HOST:2379",
-		"etcd://fox:hun/ter2@a":          "must be etcd://HOST:2379",
 		"etcd://fox:12/hunter2@a":        "must be etcd://HOST:2379",
 		"mysql://fox:12?hunter2@a/db":    "must be mysql://HOST:3306/DATABASE",
-		"postgres://fox:12/hunter2@a/db": "must be postgres://HOST:5432",
-		"etcd://a?hunter2=1":             "not known; there are tls, cacert, cert, key",
+		"etcd://a?hunter2=1":             "a ?option=value",
 		"etcd://a?cacert=hunter2":        "need tls=true",
-		"etcd://a?tls=hunter2":           "tls must be true or false",
 		"zookeeper://fox:hun%ter2@a/app": "must be zookeeper://HOST:2181",
 		"zookeeper://a/app/../b":         "the path above the locks",
 		"postgres://a:hunter2/db":        "must be postgres://HOST:5432",
-		"mysql://a":                      "must be mysql://HOST:3306/DATABASE",
 		"mysql://a,b/db":                 "must be mysql://HOST:3306/DATABASE",
 		"mysql://a/db?timeout=hunter2":   "must be mysql://HOST:3306/DATABASE",
 		"sqlite:":                        "must be sqlite:///PATH",
 		"sqlite://hunter2/locks.db":      "must be sqlite:///PATH",
 	} {
-		for source, got := range map[string]result{
-			"--store": do(t, nil, "show", "job", "--store", target), envStore: do(t, []setup{env(envStore + "=" + target)}, "show", "job"),
-		} {
-			require.Equal(t, codeUsage, got.code, "%s: %s", target, got.stderr)
-			require.Contains(t, got.stderr, text, target)
-			require.Contains(t, got.stderr, source, target)
-			require.NotContains(t, got.stderr, "ter2", target)
-		}
+		got := do(t, nil, "show", "job", "--store", target)
+		require.Equal(t, codeUsage, got.code, "%s: %s", target, got.stderr)
+		require.Contains(t, got.stderr, text, target)
+		require.Contains(t, got.stderr, "--store", target)
+		require.NotContains(t, got.stderr, "ter2", target)
+	}
+	for _, args := range [][]string{
+		{"show", "job", "--prefix", "app:"}, {"show", "job", "--redisson"}, {"run", "--restart-delay=1s", "job", "--", "true"},
+		{"show", "a/b"}, {"run", "job", "--ttl", "1ms", "--", "true"},
+	} {
+		require.Equal(t, codeUsage, do(t, []setup{env(envStore + "=etcd://a")}, args...).code, args)
 	}
 }
 
@@ -431,7 +253,7 @@ func TestAUserWhomAStoreRefusesIs77(t *testing.T) {
 		require.Equal(t, result{stdout: "mine\n"}, do(t, []setup{env(envStore + "=" + target)}, "run", "job", "--no-wait", "--", "echo", "mine"))
 	}
 	requireRefused(strings.Replace(dbtest.Postgres(t), "postgres@", "fox:hunter2@", 1), run, show)
-	requireRefused(strings.Replace(mariadbURL(t), "root@", "fox:hunter2@", 1), run, show)
+	requireRefused(strings.Replace(mysqlURL(dbtest.MariaDB(t)), "root@", "fox:hunter2@", 1), run, show)
 
 	server := etcdtest.Start(t, 1)[0]
 	turnOnUsers(t, server.URL())
@@ -447,7 +269,6 @@ func TestAUserWhomAStoreRefusesIs77(t *testing.T) {
 	defer conn.Close()
 	_, err = conn.Create("/app", nil, 0, zk.DigestACL(zk.PermAll, "fox", "hun@ter"))
 	require.NoError(t, err)
-	requireRefused("zookeeper://"+zoo+"/app", run)
 	requireRefused("zookeeper://fox:hunter2@"+zoo+"/app", run)
 	requireServed("zookeeper://fox:hun%40ter@" + zoo + "/app")
 }
@@ -481,20 +302,26 @@ func TestAStoreBehindTLS(t *testing.T) {
 	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw})
 	require.NoError(t, os.WriteFile(authority, text, 0o600))
 	web.Close()
+	s := onShared(t)
 	etcd := strings.TrimPrefix(etcdtest.Start(t, 1)[0].URL(), "http://")
-	for scheme, server := range map[string]string{"etcd": etcd, "zookeeper": zktest.Start(t).Address()} {
+	trusting := []setup{env("SSL_CERT_FILE=" + authority)}
+	for scheme, server := range map[string]string{"etcd": etcd, "zookeeper": zktest.Start(t).Address(), "rediss": s.server.Addr()} {
 		plain, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		config := &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}}
-		inFrontOf(t, tls.NewListener(plain, config), server, 0)
-		target := scheme + "://" + plain.Addr().String() + "/locks?tls=true"
-		got := do(t, nil, "run", "job", "--store", target+"&cacert="+url.QueryEscape(authority), "--", "echo", "mine")
-		require.Equal(t, result{stdout: "mine\n"}, got)
-		got = do(t, nil, "--timeout", "1s", "run", "job", "--store", target, "--", "echo", "never")
+		inFrontOf(t, tls.NewListener(plain, config), server)
+		target, withFile := scheme+"://"+plain.Addr().String(), trusting
+		if scheme != "rediss" {
+			target += "/locks?tls=true"
+			got := do(t, nil, "run", "job", "--store", target+"&cacert="+url.QueryEscape(authority), "--", "echo", "mine")
+			require.Equal(t, result{stdout: "mine\n"}, got)
+			got = do(t, nil, "run", "job", "--store", target+"&cacert=/no/such/file", "--", "echo", "never")
+			require.Equal(t, codeUsage, got.code, got.stderr)
+		} else if runtime.GOOS == "linux" { // elsewhere the system has its authorities elsewhere
+			require.Equal(t, result{stdout: "mine\n"}, do(t, withFile, "run", "job", "--store", target, "--", "echo", "mine"))
+		}
+		got := do(t, nil, "--timeout", "1s", "run", "job", "--store", target, "--", "echo", "never")
 		require.Equal(t, codeUnavailable, got.code, "an authority that nobody knows: %s", got.stderr)
-		got = do(t, nil, "run", "job", "--store", target+"&cacert=/no/such/file", "--", "echo", "never")
-		require.Equal(t, codeUsage, got.code, got.stderr)
-		require.Contains(t, got.stderr, "/no/such/file")
 	}
 }
 
@@ -506,11 +333,4 @@ func TestTheSessionInZooKeeperIsAsLongAsTheLeaseNeeds(t *testing.T) {
 	got = do(t, nil, "run", "job", "--ttl", "10s", "--store", target, "--", "echo", "never")
 	require.Equal(t, codeUsage, got.code, got.stderr)
 	require.Contains(t, got.stderr, "see --ttl, and maxSessionTimeout of the server")
-}
-
-func TestASecretOfAStoreIsTakenOutOfAnyText(t *testing.T) {
-	t.Setenv(envStore, "etcd://fox:hun%40ter2@a,b:1")
-	c := &connection{}
-	require.Equal(t, "*** ***", c.redact("hun@ter2 hun%40ter2"))
-	require.Equal(t, "etcd at a,b:1", c.where())
 }

@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -22,23 +24,23 @@ func (a *app) watchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch [PATTERN]",
 		Short: "Show all locks that are held or waited for, again and again",
-		Long: `Show all locks that are held or waited for, again and again, until Ctrl-C.
+		Long: `Show all locks that are held or waited for, again and again, until Ctrl-C: the longest wait first, with
+a + behind a lock that is new since the last look, and a * behind one with other holders or waiters.
 
 At a terminal it is one table that changes; otherwise one table after another, and with --json one line
 for each. Each round searches the whole database, as ls does: on a large one use a longer --interval.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			const shortest = 100 * time.Millisecond
-			if err := a.conn.own("watch"); err != nil {
-				return err
-			}
 			switch {
 			case every < shortest:
 				return usage("--interval %s: must be at least %s", every, shortest)
 			case count < 0:
 				return usage("--count %d: must be 0 (no end) or more", count)
 			}
-			return a.watch(cmd.Context(), patternOf(args), every, count)
+			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
+				return a.watch(ctx, r, args, every, count)
+			})
 		},
 	}
 	f := cmd.Flags()
@@ -47,224 +49,128 @@ for each. Each round searches the whole database, as ls does: on a large one use
 	return cmd
 }
 
-// watch looks again and again, until a signal comes.
-func (a *app) watch(ctx context.Context, pattern string, every time.Duration, count int) error {
-	rdb, client, closeAll, err := a.client()
-	if err != nil {
-		return a.failure(err)
-	}
-	defer closeAll(closeLimit)
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+// watch looks again and again. A signal ends the program at once, as watch leaves nothing.
+func (a *app) watch(ctx context.Context, r *reader, pattern []string, every time.Duration, count int) error {
 	ending := make(chan os.Signal, 1)
 	heed(ending, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	go func() {
-		select {
-		case <-ending:
-			stop()
-		case <-ctx.Done():
-		}
+		<-ending
+		os.Exit(0)
 	}()
-	defer func() {
-		if ctx.Err() != nil { // after the usual end a terminal that has hung up is no failure
-			a.stdout.err = nil
-		}
-	}()
-
-	w := &watcher{
-		app: a, pattern: pattern, count: count, last: view{every: every, where: a.conn.where()},
-		reader:  a.reader(rdb, client),
-		tick:    time.NewTicker(every),
-		resized: make(chan os.Signal, 1), stopping: make(chan os.Signal, 1), conts: make(chan os.Signal, 1),
-	}
-	defer w.tick.Stop()
-	if !a.json && term.IsTerminal(int(os.Stdout.Fd())) {
-		listenScreen(w.resized, w.stopping, w.conts)
-		heed(ending, syscall.SIGQUIT) // the Go runtime would leave the screen without a cursor
-		w.screen = &display{w: a.stdout}
-		w.screen.open()
-		defer w.screen.close()
-	}
-	return w.run(ctx)
-}
-
-// watcher is one run of watch.
-type watcher struct {
-	*app
-	reader  *reader
-	pattern string
-	count   int // of looks; 0: no end
-	tick    *time.Ticker
-	screen  *display // nil: not at a terminal
-	last    view
-
-	resized, stopping, conts chan os.Signal // see listenScreen
-}
-
-func (w *watcher) run(ctx context.Context) error {
+	isScreen := !a.json && term.IsTerminal(int(os.Stdout.Fd()))
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	seen := new(history)
+	var infos []lockInfo
 	for looks := 1; ; looks++ {
-		infos, err := w.reader.look(ctx, w.pattern)
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // whoever ends watch sees no failure in that
-		}
-		err = w.failure(err)
-		if err != nil && looks == 1 {
-			return err // most likely a wrong address; a later failure may pass
-		}
-		if w.screen != nil {
-			w.last.update(infos, err, w.conn.redact)
-			w.screen.show(w.last)
+		now, err := r.list(ctx, pattern...)
+		trouble := ""
+		if err == nil {
+			infos = now
 		} else {
-			w.printLook(infos, err)
+			err = a.failure(err)
+			if looks == 1 {
+				return err // most likely a wrong address; a later failure may pass
+			}
+			trouble = "! " + printable(a.conn.redact(strings.TrimPrefix(err.Error(), "relock: ")))
 		}
-		if err := w.stdout.failure(); err != nil || looks == w.count {
-			return err
+		held, waiting := 0, 0
+		for _, info := range infos {
+			held, waiting = held+min(1, len(info.Holders)), waiting+info.Waiters
 		}
-		if !w.wait(ctx) {
+		head := fmt.Sprintf("%s  %d held, %d waiting", time.Now().Format(time.DateTime), held, waiting)
+		var exit *exitError
+		switch {
+		case isScreen:
+			a.draw(fmt.Sprintf("%s  every %s  %s\n%s\n%s", head, every, a.conn.where, trouble, seen.table(infos)))
+		case errors.As(err, &exit):
+			a.report(exit)
+		case a.json:
+			a.encode(a.stdout, struct {
+				Time  time.Time  `json:"time"`
+				Locks []lockInfo `json:"locks"`
+			}{time.Now(), infos})
+		default:
+			fmt.Fprintf(a.stdout, "%s\n%s\n", head, seen.table(infos))
+		}
+		if err := a.stdout.Flush(); err != nil {
+			return &exitError{code: codeInternal, err: err}
+		} else if looks == count {
 			return nil
 		}
+		<-tick.C
 	}
 }
 
-// wait waits for the time of the next look, and returns false at the end of ctx.
-func (w *watcher) wait(ctx context.Context) bool {
-	for {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-w.resized:
-			w.screen.show(w.last)
-		case <-w.stopping:
-			w.screen.close()
-			stopSelf(w.conts)
-			w.screen.open()
-			w.screen.show(w.last)
-		case <-w.tick.C:
-			return true
-		}
-	}
-}
-
-// look is list that returns as soon as ctx is done. go-redis goes on until an answer comes, or
-// until the timeout.
-func (r *reader) look(ctx context.Context, pattern string) (infos []lockInfo, err error) {
-	type result struct {
-		infos []lockInfo
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		infos, err := r.list(ctx, pattern)
-		done <- result{infos, err}
-	}()
-	select {
-	case got := <-done:
-		return got.infos, got.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-// printLook prints one look without a screen.
-func (a *app) printLook(infos []lockInfo, err error) {
-	var exit *exitError
-	switch {
-	case errors.As(err, &exit):
-		a.report(exit)
-	case a.json:
-		a.encode(a.stdout, struct {
-			Time  time.Time  `json:"time"`
-			Locks []lockInfo `json:"locks"`
-		}{time.Now(), infos})
-	default:
-		fmt.Fprintf(a.stdout, "%s  %s\n", time.Now().Format(time.DateTime), counted(infos))
-		printTable(a.stdout, infos)
-		fmt.Fprintln(a.stdout)
-	}
-}
-
-func counted(infos []lockInfo) string {
-	held, waiters := 0, 0
-	for _, info := range infos {
-		if info.Held {
-			held++
-		}
-		waiters += info.Waiters
-	}
-	return fmt.Sprintf("%d held, %d waiting", held, waiters)
-}
-
-// view is the content of a display.
-type view struct {
-	every   time.Duration
-	where   string
-	infos   []lockInfo
-	at      time.Time
-	trouble string // why the last look failed
-}
-
-// update takes over the result of another look.
-func (v *view) update(infos []lockInfo, err error, redact func(string) string) {
-	if err != nil {
-		v.trouble = redact(strings.TrimPrefix(err.Error(), "relock: "))
-		return
-	}
-	v.infos, v.at, v.trouble = infos, time.Now(), ""
-}
-
-// display is a terminal that shows one view at a time, in the other buffer of the terminal.
-type display struct{ w io.Writer }
-
-const (
-	enterScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l" // the other buffer, no cursor, no wrapping
-	leaveScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-	home        = "\x1b[H"
-	clearLine   = "\x1b[K"
-	clearBelow  = "\x1b[J"
-)
-
-func (d *display) open()  { fmt.Fprint(d.w, enterScreen) }
-func (d *display) close() { fmt.Fprint(d.w, leaveScreen) }
-
-// show draws a view over the last one. A single write keeps the display from flickering.
-func (d *display) show(v view) {
+// draw writes lines over those of the last time. A single write keeps the display from flickering,
+// and leaves the terminal as it was, so that any signal may end or stop relock.
+func (a *app) draw(text string) {
+	const (
+		home, clearLine, clearBelow = "\x1b[H", "\x1b[K", "\x1b[J"
+		noWrap, wrap                = "\x1b[?7l", "\x1b[?7h" // for characters of two columns
+	)
 	width, height, err := term.GetSize(int(os.Stdout.Fd()))
-	if err != nil || width <= 0 || height <= 0 {
+	if err != nil || width <= 0 || height <= 1 {
 		width, height = 80, 24
 	}
-	var table bytes.Buffer
-	fmt.Fprintf(&table, "%s  %s  every %s  %s\n", v.at.Format(time.DateTime), counted(v.infos), v.every, v.where)
-	if v.trouble != "" {
-		fmt.Fprintf(&table, "! %s\n", printable(v.trouble))
-	} else {
-		fmt.Fprintln(&table)
-	}
-	printTable(&table, v.infos)
-	lines := strings.Split(strings.TrimSuffix(table.String(), "\n"), "\n")
-	if len(lines) > height {
-		more := len(lines) - height + 1
-		lines = append(lines[:height-1], fmt.Sprintf("… %d more", more))
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if most := height - 1; len(lines) > most { // the last line is for the cursor
+		lines = append(lines[:most-1], fmt.Sprintf("… %d more", len(lines)-most+1))
 	}
 	var out bytes.Buffer
-	out.WriteString(home)
-	for i, line := range lines {
-		if i > 0 {
-			out.WriteByte('\n')
+	out.WriteString(noWrap + home)
+	for _, line := range lines {
+		if utf8.RuneCountInString(line) > width {
+			line = string([]rune(line)[:width])
 		}
-		out.WriteString(clearLine) // behind a full line the sequence would clear the last character
-		out.WriteString(cut(line, width))
+		out.WriteString(clearLine + line + "\n") // behind a full line the sequence would clear the last character
 	}
-	if len(lines) < height {
-		out.WriteString("\n" + clearBelow)
-	}
-	_, _ = d.w.Write(out.Bytes())
+	out.WriteString(clearBelow + wrap)
+	_, _ = a.stdout.Write(out.Bytes())
 }
 
-// cut returns the first width characters of a line. The terminal, which does not wrap, cuts what is
-// too long with characters of two columns.
-func cut(line string, width int) string {
-	if utf8.RuneCountInString(line) <= width {
-		return line
-	}
-	return string([]rune(line)[:width])
+// history is what watch has seen at the last look.
+type history struct {
+	before  map[string]string // the holders and waiters of each lock; nil: there was no look
+	longest map[string]int64  // the longest lease of each holder
 }
+
+// table returns the text of a look, the longest wait first.
+func (h *history) table(infos []lockInfo) string {
+	infos = slices.Clone(infos)
+	slices.SortStableFunc(infos, func(a, b lockInfo) int { return cmp.Compare(b.wait(), a.wait()) })
+	now, longest := map[string]string{}, map[string]int64{}
+	var b strings.Builder
+	printTable(&b, infos, func(info lockInfo, o holding, cells []string) {
+		before, isOld := h.before[info.Name]
+		now[info.Name] = fmt.Sprint(info.holders(), info.Waiters)
+		switch {
+		case h.before == nil:
+		case !isOld:
+			cells[0] += " +"
+		case before != now[info.Name]:
+			cells[0] += " *"
+		}
+		if o.LeaseMs != nil {
+			const width = 8
+			key := info.Name + o.Holder
+			longest[key] = max(h.longest[key], *o.LeaseMs, 1)
+			full := int(width * *o.LeaseMs / longest[key])
+			cells[3] = strings.Repeat("█", full) + strings.Repeat("░", width-full) + " " + cells[3]
+		}
+		cells[6] = clientID.ReplaceAllString(cells[6], "$1")
+	})
+	h.before, h.longest = now, longest
+	return b.String()
+}
+
+// wait returns the longest wait for a lock, -1 if nobody waits.
+func (i lockInfo) wait() int64 {
+	if i.WaitMs == nil {
+		return -1
+	}
+	return *i.WaitMs
+}
+
+// clientID matches the random part of a holder, of which 8 digits are enough for people.
+var clientID = regexp.MustCompile(`([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)

@@ -153,7 +153,7 @@ const (
 
 // What is to be done about a refusal.
 const (
-	createTables = "create the tables with relocksql.Create, or relock create-tables"
+	createTables = "create the tables with relocksql.Create, or the files of store/sql/schema"
 	grantRights  = "grant SELECT, INSERT, UPDATE and DELETE on relock_locks and relock_holds"
 	seeAllRows   = "no policy, trigger or rule may hide or keep rows: with row-level security, use the owner of the tables, " +
 		"or a role with BYPASSRLS"

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"runtime"
@@ -17,25 +16,18 @@ var forwarded = []syscall.Signal{
 	unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH,
 }
 
-// ends says whether a signal ends a program that does not handle it, such as relock during the
-// wait.
-func ends(s syscall.Signal) bool { return s != unix.SIGWINCH && s != unix.SIGTSTP }
-
 // child is the command: a process, and a process group with the same number.
 type child struct {
 	pid    int
 	events chan childEvent
-	diedOf syscall.Signal                        // the signal that has ended the first process, or 0
-	ready  chan struct{}                         // closed: send events
-	kill   func(pid int, s syscall.Signal) error // unix.Kill, except in tests
+	ready  chan struct{} // closed: send events; an earlier stop that a SIGCONT has undone is none
 }
 
 // childEvent reports that the first process of the command was stopped, or has ended.
 type childEvent struct {
-	stop  syscall.Signal
-	ended bool
-	code  int // as in a shell
-	by    syscall.Signal
+	stop syscall.Signal // 0: it has ended
+	code int            // as in a shell
+	by   syscall.Signal // that has ended it, or 0
 }
 
 func (e childEvent) signalName() string {
@@ -47,7 +39,7 @@ func (e childEvent) signalName() string {
 
 // startChild starts the command in a new process group, with the files and the directory of relock.
 func startChild(path string, command, env []string) (*child, error) {
-	c := &child{events: make(chan childEvent, 16), ready: make(chan struct{}), kill: unix.Kill}
+	c := &child{events: make(chan childEvent, 16), ready: make(chan struct{})}
 	started := make(chan error, 1)
 	go c.tend(path, command, env, started)
 	return c, <-started
@@ -59,7 +51,7 @@ func (c *child) tend(path string, command, env []string, started chan<- error) {
 	// Linux sends the parent-death signal at the end of the thread that forked. This thread lasts
 	// as long as relock.
 	runtime.LockOSThread()
-	p, err := spawn(path, command, &os.ProcAttr{Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: inOwnGroup()})
+	p, err := os.StartProcess(path, command, &os.ProcAttr{Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: inOwnGroup()})
 	if err != nil {
 		started <- err
 		return
@@ -74,49 +66,23 @@ func (c *child) tend(path string, command, env []string, started chan<- error) {
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil: // another part of relock has waited for the process; there is none
-			c.events <- childEvent{ended: true, code: codeInternal}
+			c.events <- childEvent{code: codeInternal}
 			return
 		case status.Stopped():
 			c.events <- childEvent{stop: status.StopSignal()}
 		case status.Signaled():
-			c.events <- childEvent{ended: true, code: codeSignal + int(status.Signal()), by: status.Signal()}
+			c.events <- childEvent{code: codeSignal + int(status.Signal()), by: status.Signal()}
 			return
 		case status.Exited():
-			c.events <- childEvent{ended: true, code: status.ExitStatus()}
+			c.events <- childEvent{code: status.ExitStatus()}
 			return
 		}
 	}
 }
 
-// spawn starts a program as a shell does: a text file of an unknown format is a script.
-func spawn(path string, command []string, attr *os.ProcAttr) (*os.Process, error) {
-	p, err := os.StartProcess(path, command, attr)
-	if errors.Is(err, unix.ENOEXEC) && isText(path) {
-		return os.StartProcess(shell, append([]string{shell, path}, command[1:]...), attr)
-	}
-	return p, err
-}
-
-const shell = "/bin/sh"
-
-// isText says whether a file begins like text.
-func isText(path string) bool {
-	f, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	head := make([]byte, 256)
-	n, _ := f.Read(head)
-	return bytes.IndexByte(head[:n], 0) < 0
-}
-
-// listen begins to send events. An earlier stop that a SIGCONT has undone is no event.
-func (c *child) listen() { close(c.ready) }
-
 // signal sends a signal to every process of the group. An empty group is no failure.
 func (c *child) signal(s syscall.Signal) error {
-	if err := c.kill(-c.pid, s); !errors.Is(err, unix.ESRCH) {
+	if err := unix.Kill(-c.pid, s); !errors.Is(err, unix.ESRCH) {
 		return err
 	}
 	return nil

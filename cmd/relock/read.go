@@ -1,0 +1,236 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
+)
+
+// This file reads locks. With queue.lua it knows two things that the library does not export: the
+// key of a lock, and the members of a queue. docs/DESIGN.md describes both.
+
+// kindWords has the words for kinds of locks, and queues the suffixes of their queues in Redis.
+var (
+	kindWords = map[store.Kind]string{store.Mutex: "mutex", store.ReadWrite: "read_write", store.Semaphore: "semaphore"}
+	queues    = map[store.Kind]string{store.Mutex: ":queue", store.ReadWrite: ":rw:queue", store.Semaphore: ":permits:queue"}
+)
+
+// modes has the modes of places in queues; a semaphore has numbers of permits.
+var modes = map[string]relock.Mode{"": relock.ModeExclusive, "w": relock.ModeExclusive, "r": relock.ModeShared}
+
+// keyOf returns the key of a lock: prefix{name}, or prefix+name if the name has a hash tag. A name
+// that is such a key already stays as it is.
+func keyOf(prefix, name string) string {
+	switch {
+	case !hasTag(name):
+		return prefix + "{" + name + "}"
+	case strings.HasPrefix(name, prefix):
+		return name
+	default:
+		return prefix + name
+	}
+}
+
+// hasTag says whether Redis finds a hash tag in s: something between the first { and the first }
+// behind it.
+func hasTag(s string) bool {
+	_, rest, _ := strings.Cut(s, "{")
+	tag, _, closed := strings.Cut(rest, "}")
+	return closed && tag != ""
+}
+
+// lockInfo is the JSON of a lock, for show, ls and watch. Fields without a value are left out.
+type lockInfo struct {
+	Name    string    `json:"name"`
+	Kind    string    `json:"kind,omitempty"` // empty: nobody has the lock, and nobody waits
+	Held    bool      `json:"held"`
+	Holders []holding `json:"holders,omitempty"` // the one whose lease ends first is the first
+	Count   int       `json:"count,omitempty"`   // of a mutex, which alone has the count in Redis
+	Token   int64     `json:"token,omitempty"`   // the last one that was drawn, by whichever hold
+	Waiters int       `json:"waiters"`
+	WaitMs  *int64    `json:"longest_wait_ms,omitempty"`
+	Queue   []waiter  `json:"queue,omitempty"` // by turn; only show
+
+	lock *relock.Lock
+}
+
+// holding is one holder of a lock.
+type holding struct {
+	Holder  string      `json:"holder"`
+	Mode    relock.Mode `json:"mode"`
+	LeaseMs *int64      `json:"lease_ms,omitempty"` // the rest of the lease
+}
+
+// waiter is one place in a queue.
+type waiter struct {
+	Holder string      `json:"holder"`
+	Mode   relock.Mode `json:"mode"`
+	WaitMs *int64      `json:"wait_ms,omitempty"` // nil: a reader that waits to write, before all others
+}
+
+// holders returns the names of all holders for people.
+func (i lockInfo) holders() string {
+	var all []string
+	for _, h := range i.Holders {
+		all = append(all, printable(h.Holder))
+	}
+	return strings.Join(all, ", ")
+}
+
+// reader reads locks.
+type reader struct {
+	rdb    redis.UniversalClient // nil: no single Redis has the queues
+	client *relock.Client
+	prefix string
+}
+
+// lockOf returns the lock of a kind, for reading its state and for ForceUnlock.
+func (r *reader) lockOf(k store.Kind, name string) *relock.Lock {
+	switch k {
+	case store.ReadWrite:
+		return r.client.NewRWLock(name).Writer()
+	case store.Semaphore:
+		return r.client.NewSemaphore(name, 1)
+	default:
+		return r.client.NewLock(name)
+	}
+}
+
+// lock reads one lock with its queue, and finds its kind. A free lock has no kind.
+func (r *reader) lock(ctx context.Context, name string) (lockInfo, error) {
+	free, isFree := lockInfo{Name: name, lock: r.client.NewLock(name)}, false
+	var another error
+	for _, k := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
+		state, err := r.lockOf(k, name).State(ctx)
+		switch {
+		case errors.Is(err, errors.ErrUnsupported): // the store has no locks of this kind
+		case errors.Is(err, relock.ErrKind):
+			another = err
+		case err != nil:
+			return lockInfo{}, err
+		case state.Locked() || state.Waiters > 0:
+			return r.info(ctx, relock.Listed{Name: name, Kind: k, State: state})
+		default:
+			free.Token, isFree = state.Token, true // where all leases are over, one kind may refuse
+		}
+	}
+	if !isFree { // the name became another kind meanwhile
+		return lockInfo{}, another
+	}
+	return free, nil
+}
+
+// info returns what is known of a lock that somebody has or waits for.
+func (r *reader) info(ctx context.Context, l relock.Listed) (lockInfo, error) {
+	info := lockInfo{
+		Name: l.Name, Kind: kindWords[l.Kind], Held: l.Locked(), Token: l.Token, Waiters: l.Waiters, lock: r.lockOf(l.Kind, l.Name),
+	}
+	if l.Kind == store.Mutex {
+		info.Count = l.Count
+	}
+	if info.Held {
+		for _, h := range append([]relock.Held{{Holder: l.Holder, TTL: l.TTL, Mode: l.Mode}}, l.Others...) {
+			info.Holders = append(info.Holders, holding{h.Holder.String(), h.Mode, new(h.TTL.Milliseconds())})
+		}
+	}
+	if info.Waiters == 0 || r.rdb == nil {
+		return info, nil
+	}
+	var err error
+	if info.Queue, err = r.queue(ctx, keyOf(r.prefix, l.Name), l.Kind); err != nil {
+		return info, err
+	}
+	info.Waiters = len(info.Queue) + max(0, l.Waiters-firstPart)
+	for _, w := range info.Queue {
+		info.WaitMs = cmp.Or(info.WaitMs, w.WaitMs)
+	}
+	if !info.Held && info.Waiters == 0 {
+		info.Kind = ""
+	}
+	return info, nil
+}
+
+// firstPart is the number of places in a queue that are looked at, as a long script keeps Redis
+// from serving others. The rest is counted as Redis does.
+const firstPart = 1000
+
+//go:embed queue.lua
+var queueLua string
+
+var queueScript = redis.NewScript(queueLua)
+
+// queue returns the waiters that are there, by turn. A waiter is there if its client listens to its
+// channel of the lock; a release skips all others.
+func (r *reader) queue(ctx context.Context, key string, k store.Kind) (queue []waiter, err error) {
+	places, err := queueScript.Run(ctx, r.rdb, []string{key + queues[k]}, key, firstPart-1).Slice()
+	for _, place := range places {
+		holder, mode, wait := place.([]any)[0], place.([]any)[1], place.([]any)[2].(int64)
+		w := waiter{Holder: fmt.Sprint(holder), Mode: cmp.Or(modes[fmt.Sprint(mode)], relock.ModePermit)}
+		if wait >= 0 {
+			w.WaitMs = &wait
+		}
+		queue = append(queue, w)
+	}
+	return queue, err
+}
+
+// list reads all locks that are held or waited for and whose name matches the pattern, if there is
+// one, by name. A queue costs a round trip.
+func (r *reader) list(ctx context.Context, pattern ...string) ([]lockInfo, error) {
+	matches, err := matcher(cmp.Or(strings.Join(pattern, ""), "*"))
+	if err != nil {
+		return nil, err
+	}
+	listed, err := r.client.List(ctx, matches)
+	if err != nil {
+		return nil, err
+	}
+	infos := []lockInfo{}
+	for _, l := range listed {
+		info, err := r.info(ctx, l)
+		if err != nil {
+			return nil, err
+		}
+		info.Queue = nil
+		if info.Kind != "" { // free by now
+			infos = append(infos, info)
+		}
+	}
+	return infos, nil
+}
+
+// matcher returns whether a pattern matches a name or its other form: a lock "x" is
+// "{x}" too. The pattern is that of package path, and a / has no meaning.
+func matcher(pattern string) (func(name string) bool, error) {
+	plain := strings.NewReplacer("/", "\x00").Replace
+	pattern = plain(pattern)
+	if _, err := path.Match(pattern, ""); err != nil {
+		return nil, usage("the pattern has a [ without a ], or a \\ at its end")
+	}
+	return func(name string) bool {
+		is, _ := path.Match(pattern, plain(name))
+		other, _ := path.Match(pattern, plain("{"+name+"}"))
+		return is || other && !hasTag(name)
+	}, nil
+}
+
+// printable returns text for a terminal. A name may have bytes that are commands to a terminal.
+func printable(s string) string {
+	for _, r := range s {
+		if r == utf8.RuneError || !strconv.IsPrint(r) {
+			return strconv.Quote(s)
+		}
+	}
+	return s
+}
