@@ -10,7 +10,7 @@ port=${PORT:-16379}
 pids=
 trap 'kill $pids 2>/dev/null || :; redis-cli -p "$port" shutdown nosave 2>/dev/null || :; rm -rf "$dir"' EXIT
 
-(cd ../../cmd/relock && go build -o "$dir/relock" .)
+(cd ../../cmd/relock && go build -tags redis -o "$dir/relock" .)
 redis-server --port "$port" --bind 127.0.0.1 --save '' --dir "$dir" --daemonize yes >/dev/null
 export REDIS_URL="redis://127.0.0.1:$port"
 sleep 1
