@@ -74,8 +74,9 @@ type schedule struct {
 //
 // Every goes on while Redis or a replica is away ([relock.ErrUnavailable],
 // [relock.ErrNotReplicated]), and says so as [relock.Lock.Lock] does; and after the loss of a lock.
-// Errors: the end of ctx; [relock.ErrClosed]; [relock.ErrInvalid]; [ErrMismatch], if [Do] has used a
-// key of Every; an error of Redis that asking again would not change.
+// Errors: the end of ctx; the stop of [relock.WithStop], between two runs; [relock.ErrClosed];
+// [relock.ErrInvalid]; [ErrMismatch], if [Do] has used a key of Every; an error of Redis that asking
+// again would not change.
 func Every(ctx context.Context, o *Once, name string, period time.Duration, fn func(ctx context.Context, t Tick), options ...EveryOption) error {
 	s := &schedule{once: o, name: name, period: period, fn: fn}
 	for _, option := range options {
@@ -84,22 +85,25 @@ func Every(ctx context.Context, o *Once, name string, period time.Duration, fn f
 	if err := s.check(ctx); err != nil {
 		return err
 	}
-	report := s.clock.lock.Internal().Ask.Report
+	inside := s.clock.lock.Internal()
+	stopped, cancel := inside.Stoppable(ctx)
+	defer cancel()
 	pause, failures, since := attempts.Pause{}, 0, time.Now()
 	for ctx.Err() == nil {
 		rest, err := s.round(ctx)
 		if err == nil {
 			pause, failures, since = attempts.Pause{}, 0, time.Now()
-			lifetime.Sleep(ctx.Done(), rest)
+			lifetime.Sleep(stopped.Done(), rest)
 			continue
 		}
-		if passes(err) && ctx.Err() == nil {
+		if passes(err) && stopped.Err() == nil {
 			failures++
-			report.Retrying("every", failures, since, err)
-			pause.Wait(ctx.Done())
+			inside.Ask.Report.Retrying("every", failures, since, err)
+			pause.Wait(stopped.Done())
 			err = s.waitForRedis(ctx)
 		}
-		if err != nil && ctx.Err() == nil && !passes(err) {
+		lasts := !passes(err) || stopped.Err() != nil // whatever the error of the stop is
+		if err != nil && ctx.Err() == nil && lasts {
 			return err
 		}
 	}

@@ -106,6 +106,32 @@ func requireEachOnce(t *testing.T, period time.Duration, runs []once.Tick) {
 
 func nothing(once.Tick) {}
 
+func TestAStopEndsASchedule(t *testing.T) {
+	for name, cause := range map[string]error{
+		"by itself":                           nil,
+		"with the loss of another lock":       &relock.LostError{Name: "leader", Reason: relock.LossExpired},
+		"with the error of another operation": relock.ErrUnavailable,
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+				s := newSchedule(t, w)
+				stop, shutDown := context.WithCancelCause(t.Context())
+				ctx := relock.WithStop(t.Context(), stop)
+				ended := make(chan error, 1)
+				go func() {
+					ended <- once.Every(ctx, s.once, "job", time.Minute, func(context.Context, once.Tick) {})
+				}()
+				stage.Pass(time.Hour)
+				require.Empty(t, ended)
+				shutDown(cause)
+				stage.Settle()
+				require.Len(t, ended, 1, "and not at the end of the period")
+				require.ErrorIs(t, <-ended, context.Cause(stop))
+			})
+		})
+	}
+}
+
 func TestEveryOutlastsAnOutageAtTheEndOfARun(t *testing.T) {
 	const period = 5 * time.Minute
 	for _, outage := range []time.Duration{time.Second, 12 * time.Second, 15 * time.Second, 2 * time.Minute} {
