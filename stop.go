@@ -34,7 +34,7 @@ func stoppable(ctx, caller context.Context) (stopped context.Context, cancel con
 		return ctx, nil
 	}
 	stop = &lifetime.Guarded{Context: stop}
-	ctx, end := context.WithCancelCause(ctx)
+	ctx, end := context.WithCancelCause(&lifetime.Guarded{Context: ctx})
 	after := context.AfterFunc(stop, func() { end(&stopError{context.Cause(stop)}) })
 	if stop.Err() != nil {
 		end(&stopError{context.Cause(stop)})

@@ -32,6 +32,21 @@ type panics struct{ context.Context }
 
 func (panics) Value(any) any { panic("broken") }
 
+// late is a context of another package, whose Err panics when it has ended.
+type late struct {
+	context.Context
+	done chan struct{}
+}
+
+func (l *late) Done() <-chan struct{} { return l.done }
+func (l *late) Value(any) any         { return nil }
+func (l *late) Err() error {
+	if isClosed(l.done) {
+		panic("broken")
+	}
+	return nil
+}
+
 // leaders says how many of some candidates lead.
 func leaders(all ...*leader.Candidacy) (n int) {
 	for _, c := range all {
@@ -130,6 +145,21 @@ func TestACandidacyEndsWithItsClientAndWithABadLock(t *testing.T) {
 			c.Resign()
 		}
 		stage.Pass(time.Minute)
+	})
+}
+
+func TestAContextThatPanicsInAPauseEndsItsCandidacyOnly(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewClient()
+		away := m.Link.On(stage.Refuse(store.Unavailable(stage.ErrOdd)), stage.CmdWait)
+		ctx := &late{t.Context(), make(chan struct{})}
+		c := leader.Campaign(relock.WithStop(ctx, t.Context()), m.NewLock("a"))
+		stage.Pass(time.Minute)
+		require.Positive(t, away.Hits.Load())
+		close(ctx.done)
+		<-c.Done()
+		require.Error(t, c.Err())
+		require.NoError(t, m.Close())
 	})
 }
 
