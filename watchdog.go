@@ -369,7 +369,7 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 	t.scheduleLocked(h, now)
 	if h.isLoan() { // whose deadline may be the same as before
 		next := now.Add(max(min(h.ttl, h.leftLocked(now))/3, retryPause(0, h.ttl)))
-		t.leases.Set(&h.renewal.item, t.at(next))
+		t.leases.Set(&h.renewal.item, min(t.at(next), t.endLocked(h, now)))
 	}
 	if h.renewal.soon { // meanwhile
 		t.renewSoonLocked(h)

@@ -111,6 +111,19 @@ func TestALoanAsksNotManyTimesForALeaseThatEnds(t *testing.T) {
 	})
 }
 
+func TestALoanEndsAtItsDeadlineThoughItsNextLookIsLater(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		b := newBorrowed(w, 0)
+		require.NoError(t, b.lender.Close())
+		for b.far.Held(b.loan) {
+			stage.Pass(time.Millisecond)
+		}
+		require.Error(t, b.loan.Err(), "the deadline has passed")
+		require.Equal(t, relock.LossExpired, w.Lost(b.loan))
+		require.ErrorIs(t, b.far.Unlock(b.loan), relock.ErrLockLost)
+	})
+}
+
 // A caller may cancel its context with the loss of another lock as the cause.
 func TestACauseOfTheCallersContextIsNoLossOfATicket(t *testing.T) {
 	for name, test := range map[string]struct {
