@@ -166,7 +166,10 @@ var sectionBreaks = []sectionBreaking{
 		return true
 	}},
 	{"one token for two versions", func(b *sectionBreaker) bool {
-		q := b.sequel(func(q sequel) bool { return q.before.isReader() && q.before.Token != 0 && q.after.isReader() })
+		q := b.sequel(func(q sequel) bool {
+			isKnown := q.before.Reads[len(q.before.Reads)-1] != 0 // the first version of all is 0
+			return isKnown && q.before.isReader() && q.before.Token != 0 && q.after.isReader()
+		})
 		if q == nil {
 			return false
 		}
