@@ -165,10 +165,11 @@ type stay struct {
 	upgraded bool // a reader has the token from before its upgrade
 }
 
-// isLost says whether err is the loss of this hold.
+// isLost says whether err is the loss of this hold. Inside a section of the same lock, as in an upgrade,
+// it may be the loss of that section, by the same holder, while this hold lasts.
 func (s *stay) isLost(err error) bool {
 	var lost *relock.LostError
-	return errors.As(err, &lost) && lost.Name == s.Lock
+	return errors.As(err, &lost) && lost.Name == s.Lock && !s.lock.Held(s.ctx)
 }
 
 // record ends the recording of a section.
