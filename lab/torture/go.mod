@@ -13,7 +13,7 @@ replace (
 )
 
 require (
-	github.com/bsm/redislock v0.9.4
+	github.com/bsm/redislock v0.10.0
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/go-relock/relock v0.0.0
 	github.com/go-relock/relock/lab/soak v0.0.0

@@ -29,9 +29,17 @@ const (
 	Counting   Defect = "takes with INCR"
 	Leaky      Defect = "leaves its waiters behind"
 	Unfenced   Defect = "has one token for all"
+	Idle       Defect = "never unlocks"
+	Lying      Defect = "says that it has unlocked, whatever the answer is"
+	Doubtful   Defect = "takes the answer to its own repeat for a loss"
+	Hopeful    Defect = "counts its lease from the answer"
+	Believing  Defect = "believes a grant, however old"
 )
 
-var defects = []Defect{Sound, Racy, Credulous, Careless, Forgetful, Silent, Impatient, Deaf, Scriptless, Counting, Leaky, Unfenced}
+var defects = []Defect{
+	Sound, Racy, Credulous, Careless, Forgetful, Silent, Impatient, Deaf, Scriptless, Counting, Leaky, Unfenced, Idle, Lying, Doubtful,
+	Hopeful, Believing,
+}
 
 // HomeMade is the lock that people write themselves: SET NX with a lease, a goroutine that renews
 // it, and a compare-and-delete. With [Sound] it does what can be done in this way.
@@ -42,12 +50,12 @@ func HomeMade(d Defect) *Library {
 	}
 	promises := Renews | Tells | Fences | Follows
 	if d != Sound {
-		promises |= Shares | Leads | Remembers | HandsOn // which nobody makes well in this way
+		promises |= Shares | Leads | Remembers | HandsOn | Knows // which nobody makes well in this way
 	}
-	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: promises, Claim: "SET NX with a lease, renewed, and a compare-and-delete; nothing is written down", Open: func(s Setup) (Locker, error) {
+	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: promises, Claim: "SET NX with a lease, renewed, and a compare-and-delete; nothing is written down", Keeps: []string{"{*}:token"}, Open: func(s Setup) (Locker, error) {
 		h := &homeMade{ttl: s.TTL, defect: d, rdb: s.Redis(func(o *redis.UniversalOptions) {
 			o.ContextTimeoutEnabled = true
-			if d == Credulous {
+			if d == Credulous || d == Lying {
 				o.MaxRetries = -1 // go-redis hides few errors then
 			}
 		})}
@@ -71,7 +79,7 @@ type homeMade struct {
 var (
 	takeScript = redis.NewScript(`
 		if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
-		if redis.call('GET', KEYS[1]) == ARGV[1] then return 1 end
+		if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 		return 0`)
 	renewScript = redis.NewScript(`
 		if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -80,6 +88,14 @@ var (
 		if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) redis.call('PUBLISH', KEYS[1], '') return 1 end
 		return 0`)
 )
+
+// passScript passes a lock on to the first of the queue.
+const passScript = `
+	if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+	local next = redis.call('LPOP', KEYS[2])
+	if not next then return redis.call('DEL', KEYS[1]) end
+	redis.call('SET', KEYS[1], next, 'PX', ARGV[2])
+	return redis.call('PUBLISH', next, '')`
 
 func (h *homeMade) run(ctx context.Context, s *redis.Script, key string, args ...any) (bool, error) {
 	if h.defect == Scriptless {
@@ -120,6 +136,9 @@ func (h *homeMade) Lock(ctx context.Context, name string) (*Held, error) {
 		cancel()
 		switch {
 		case ok, err != nil && h.defect == Credulous:
+			if h.defect == Hopeful {
+				sent = time.Now()
+			}
 			if h.defect == Leaky {
 				h.rdb.SRem(ctx, key+":waiters", value)
 			}
@@ -129,8 +148,44 @@ func (h *homeMade) Lock(ctx context.Context, name string) (*Held, error) {
 		case isRefusal(err):
 			return nil, err
 		}
+		if h.defect == Believing {
+			if err := h.queue(ctx, key, value); err != nil {
+				return nil, err
+			}
+			return h.held(key, value, time.Now()), nil
+		}
 		if err := h.wait(ctx, key); err != nil {
 			return nil, err
+		}
+	}
+}
+
+// queue waits in a queue until a message says that the lock was granted, or until the lock is free.
+func (h *homeMade) queue(ctx context.Context, key, value string) error {
+	sub := h.rdb.Subscribe(ctx, value)
+	defer sub.Close()
+	if _, err := sub.Receive(ctx); err != nil {
+		return err
+	}
+	if err := h.rdb.RPush(ctx, key+":queue", value).Err(); err != nil {
+		return err
+	}
+	leave := func() { h.rdb.LRem(context.WithoutCancel(ctx), key+":queue", 0, value) }
+	for {
+		select {
+		case <-sub.Channel():
+			return nil
+		case <-ctx.Done():
+			leave()
+			return ctx.Err()
+		case <-time.After(h.ttl / 8):
+			bounded, cancel := context.WithTimeout(ctx, h.ttl/8)
+			ok, err := h.rdb.SetNX(bounded, key, value, h.ttl).Result()
+			cancel()
+			if ok && err == nil {
+				leave()
+				return nil
+			}
 		}
 	}
 }
@@ -209,8 +264,16 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 	leave := sync.OnceFunc(func() { close(left) })
 	unlock := func(ctx context.Context) error {
 		leave()
-		if h.defect == Careless {
+		switch h.defect {
+		case Careless:
 			return h.rdb.Del(ctx, key).Err()
+		case Idle:
+			return nil
+		case Lying:
+			_, _ = h.run(ctx, freeScript, key, value)
+			return nil
+		case Believing:
+			return h.rdb.Eval(ctx, passScript, []string{key, key + ":queue"}, value, h.ttl.Milliseconds()).Err()
 		}
 		ok, err := h.run(ctx, freeScript, key, value)
 		if err == nil && !ok {

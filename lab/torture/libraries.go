@@ -25,27 +25,29 @@ import (
 // Libraries are all that take part, in the order of the page.
 var Libraries = []*Library{
 	{
-		Name: "relock", Promises: Renews | Tells | Fences | Follows | Serves | Says | Shares | Leads | Remembers | HandsOn, Open: openRelock(),
+		Name: "relock", Promises: Renews | Tells | Fences | Follows | Serves | Says | Shares | Leads | Remembers | HandsOn | Knows, Open: openRelock(),
+		Keeps: []string{tokens},
 		Claim: "all of it",
 	},
 	{
-		Name: "relock, Redisson's layout", Promises: Renews | Tells | Follows | Serves | Says, Open: openRelock(relock.WithRedissonLayout()),
+		Name: "relock, Redisson's layout", Promises: Renews | Tells | Follows | Serves | Says | Knows, Open: openRelock(relock.WithRedissonLayout()),
 		Claim: "all but tokens",
 	},
 	{
-		Name: "relock, a quorum", Promises: Renews | Fences | Serves | Says, Calm: true, Open: openQuorum,
+		Name: "relock, a quorum", Promises: Renews | Fences | Serves | Says | Knows, Calm: true, Open: openQuorum,
+		Keeps: []string{tokens},
 		Claim: "all of it; nothing happens to two of its three servers, so no holder loses its lock",
 	},
 	{
-		Name: "relock, PostgreSQL", Promises: Renews | Tells | Fences | Serves | Says | Shares | Leads, Open: openPostgres,
+		Name: "relock, PostgreSQL", Promises: Renews | Tells | Fences | Serves | Says | Shares | Leads | Knows, Open: openPostgres,
 		Store: postgres, Apart: []string{"pause", "long-pause"}, Claim: "all but once and loans",
 	},
 	{
-		Name: "relock, etcd", Promises: Renews | Tells | Fences | Serves | Says | Leads, Open: openEtcd,
+		Name: "relock, etcd", Promises: Renews | Tells | Fences | Serves | Says | Leads | Knows, Open: openEtcd,
 		Store: etcd, Claim: "the same for mutexes",
 	},
 	{
-		Name: "relock, ZooKeeper", Promises: Renews | Tells | Fences | Serves | Says | Leads, Open: openZooKeeper,
+		Name: "relock, ZooKeeper", Promises: Renews | Tells | Fences | Serves | Says | Leads | Knows, Open: openZooKeeper,
 		Store: zooKeeper, Claim: "the same for mutexes, and read-write locks",
 	},
 	{
@@ -58,7 +60,7 @@ var Libraries = []*Library{
 	},
 	{
 		Name: "rueidislock", Module: "github.com/redis/rueidis", Promises: Renews | Tells | Serves, Open: openRueidislock,
-		Ends:  map[string]string{"too-many-clients": "v1.0.79 ends the process in one of three runs: panic: protocol bug, message handled out of order"},
+		Ends:  map[string]string{"too-many-clients": "not run here: v1.0.79 ends the process in one of three runs: panic: protocol bug, message handled out of order"},
 		Claim: "renewal; the context ends at once when the keys are lost or Redis is down; a waiter tries again at once when the lock is released",
 	},
 	{
@@ -67,6 +69,9 @@ var Libraries = []*Library{
 	},
 	HomeMade(Sound),
 }
+
+// tokens is the pattern of relock's counters of tokens.
+const tokens = "relock:*:token"
 
 var errNotOurs = errors.New("the lock was not ours any more")
 
@@ -109,7 +114,15 @@ func take(ctx context.Context, lock relock.Locker) (section context.Context, hel
 	if err != nil {
 		return nil, nil, err
 	}
-	return section, &Held{Lost: section.Done(), Unlock: func(context.Context) error { return lock.Unlock(section) }}, nil
+	return section, &Held{Lost: section.Done(), Unlock: func(context.Context) error { return unlock(lock, section) }}, nil
+}
+
+func unlock(lock relock.Locker, section context.Context) error {
+	err := lock.Unlock(section)
+	if errors.Is(err, relock.ErrNotHeld) || errors.Is(err, relock.ErrLockLost) {
+		err = errors.Join(errNotOurs, err)
+	}
+	return err
 }
 
 func (l relockLocker) Read(ctx context.Context, name string) (*Held, error) {
@@ -172,7 +185,7 @@ func (l relockLocker) Accept(ctx context.Context, name string, ticket any) (*Hel
 	if err != nil {
 		return nil, err
 	}
-	return &Held{Lost: section.Done(), Unlock: func(context.Context) error { return lock.Unlock(section) }}, nil
+	return &Held{Lost: section.Done(), Unlock: func(context.Context) error { return unlock(lock, section) }}, nil
 }
 
 func (l relockLocker) Close() {
@@ -278,7 +291,13 @@ func (l redislockLocker) Lock(ctx context.Context, name string) (*Held, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &Held{Until: began.Add(l.ttl), Unlock: lock.Release}, nil
+		return &Held{Until: began.Add(l.ttl), Unlock: func(ctx context.Context) error {
+			err := lock.Release(ctx)
+			if errors.Is(err, redislock.ErrLockNotHeld) {
+				err = errors.Join(errNotOurs, err)
+			}
+			return err
+		}}, nil
 	}
 }
 

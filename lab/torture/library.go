@@ -14,6 +14,7 @@ package torture
 import (
 	"context"
 	_ "embed"
+	"path"
 	"regexp"
 	"slices"
 	"testing"
@@ -34,6 +35,9 @@ type Library struct {
 	// only Redis can.
 	Store func(t testing.TB, keeps bool) *Backend
 	Apart []string
+	// Keeps are patterns, as for path.Match, of the keys in Redis that outlast a lock by the
+	// documentation of the library, such as counters of tokens. All other keys end with their leases.
+	Keeps []string
 	// Ends are the scenarios in which a goroutine of the library panics, and how. They would end this
 	// program, so they fail without a run.
 	Ends map[string]string
@@ -56,6 +60,7 @@ const (
 	Leads                         // one leader: a Leader
 	Remembers                     // an operation is done once: a Doer
 	HandsOn                       // a lock goes on to another process: a Relay
+	Knows                         // Unlock says that the lock was another's only if it was
 )
 
 // Setup is what a library is opened with.
@@ -108,8 +113,10 @@ type Relay interface {
 
 // Held is a lock that somebody has.
 type Held struct {
-	Lost   <-chan struct{} // closed when the holder is told of the loss; nil: nobody tells
-	Until  time.Time       // the end of a lease that the holder has to watch; zero: renewed
+	Lost  <-chan struct{} // closed when the holder is told of the loss; nil: nobody tells
+	Until time.Time       // the end of a lease that the holder has to watch; zero: renewed
+	// Unlock frees the lock. Without an error the lock is free. The error matches errNotOurs if the
+	// library says that the lock was another's, or free.
 	Unlock func(ctx context.Context) error
 	Token  func(ctx context.Context) (int64, error) // nil: no tokens
 	// HandOff ends the hold in favour of another process. nil: not promised.
@@ -134,6 +141,14 @@ func (l *Library) scenarios() (can []*Scenario) {
 		}
 	}
 	return can
+}
+
+// mayLeave says whether a key may outlast the locks.
+func (l *Library) mayLeave(key string) bool {
+	return slices.ContainsFunc(l.Keeps, func(pattern string) bool {
+		is, err := path.Match(pattern, key)
+		return is && err == nil
+	})
 }
 
 //go:embed go.mod

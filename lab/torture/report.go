@@ -72,11 +72,12 @@ What lock libraries do when servers, links and processes fail: one table, made b
 Made on %s, of %s, with %s and %s. The trouble of a crowd lasted %s.
 
 **pass**: no promise was broken, which is not a proof. **FAIL**: a promise was broken; the notes say how. **–**: the documentation of the library promises nothing that the scenario
-could break. An empty cell: the server of that library cannot have the trouble. Every lock promises mutual exclusion; the table of versions says what else. A holder that has to
-watch its lease by itself stops in time here. Who waits and gets no lock in time breaks a promise only if the library wakes its waiters, and did so in its runs without trouble.
-All others who came late have a list of their own.
+could break. An empty cell: the server of that library cannot have the trouble here. Every lock promises mutual exclusion; the table of versions says what else. A holder that has to
+watch its lease by itself stops in time here. An Unlock without an error has to free its lock, and may fail in trouble only. A key that is left is a failure, unless the library
+says that it stays. Who waits and gets no lock in time breaks a promise only if the library wakes its waiters, and did so in the same scenario without its trouble. All others who
+came late have a list of their own.
 
-A library takes part with an adapter of about fifty lines ([torture/libraries.go](../torture/libraries.go)). The last column is the mistake of a home-made lock that has to
+A library takes part with an adapter of about fifty lines ([lab/torture/libraries.go](../lab/torture/libraries.go)). The last column is the mistake of a home-made lock that has to
 fail in the scenario, and without its trouble each scenario has to pass; tests of the project see to both.
 
 `, r.Date, cmp.Or(r.Commit, "this tree"), r.Server, runtime.Version(), r.Long)
@@ -95,7 +96,7 @@ fail in the scenario, and without its trouble each scenario has to pass; tests o
 		for _, l := range Libraries {
 			v, there := r.find(s, l)
 			wrong := v.Wrong
-			if r.wakes(l) {
+			if r.wakes(s, l) {
 				wrong = v.all()
 			}
 			switch {
@@ -130,10 +131,12 @@ fail in the scenario, and without its trouble each scenario has to pass; tests o
 	return b.String()
 }
 
-// wakes says whether the library promises to wake its waiters, and has done so in all runs without
-// trouble. Otherwise a waiter that sleeps in a scenario says nothing of the trouble there.
-func (r *Report) wakes(l *Library) bool {
-	return l.Promises&Serves != 0 && !slices.ContainsFunc(r.Controls, func(v Verdict) bool { return v.Library == l.Name && len(v.Late) > 0 })
+// wakes says whether lateness in a scenario is a failure: the library promises to wake its waiters, and
+// was not late in the same scenario without its trouble.
+func (r *Report) wakes(s *Scenario, l *Library) bool {
+	return l.Promises&Serves != 0 && !slices.ContainsFunc(r.Controls, func(v Verdict) bool {
+		return v.Library == l.Name && v.Scenario == s.Name && len(v.Late) > 0
+	})
 }
 
 func list(b *strings.Builder, title string, notes []string) {

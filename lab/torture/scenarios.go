@@ -136,32 +136,107 @@ var Scenarios = []*Scenario{
 				w.Wrong("the first one gets no free lock: %v", err)
 				return
 			}
-			in := make(chan struct{})
 			if w.faulty {
 				first.Faults.Partition()
 			} else if err := held.Unlock(ctx); err != nil {
 				w.Wrong("unlock: %v", err)
 			}
+			arrived := make(chan struct{}) // the late Unlock
 			var all sync.WaitGroup
 			all.Go(func() {
-				next, err := second.Lock(ctx, name)
-				close(in)
-				if err != nil {
-					w.Late("the second one gets no lock after the lease: %v", err)
-					return
+				// It works until the late Unlock has long arrived.
+				v := second.visit(ctx, w.Turns[0], func(time.Time) bool {
+					select {
+					case <-arrived:
+						return true
+					default:
+						return false
+					}
+				})
+				if v.Err != nil {
+					w.Late("the second one gets no lock after the lease: %v", v.Err)
 				}
-				_ = next.Unlock(ctx)
-				second.Visit(ctx, w.TTL/2)
 			})
-			<-in
+			second.waitIn()
 			for range 20 {
 				all.Go(func() { third.Visit(ctx, w.TTL/20) })
 			}
 			w.Fault(func() {
 				first.Faults.Heal()
 				_ = held.Unlock(ctx)
+				time.Sleep(w.TTL / 4) // those who wait find the lock that it has freed
 			})
+			close(arrived)
 			all.Wait()
+		},
+	},
+	{
+		Name: "unlock", Any: true, Defect: Lying, Text: "The connection breaks at an Unlock, again and again. Unlock returns no error, and the lock is not free.",
+		Run: func(w *World) {
+			w.Unlocks(func(holder *Client) {
+				if w.Backend != nil {
+					holder.Faults.Cut()
+				} else {
+					holder.Faults.Once(writes, redistest.CutBefore(redistest.Reset))
+				}
+			})
+		},
+	},
+	{
+		Name: "not-held", Needs: Knows, Defect: Doubtful, Text: "The answer to an Unlock is lost, again and again. Unlock says that the lock was another's, which it was not.",
+		Run: func(w *World) { w.Unlocks(strike(redistest.DropReply(redistest.EOF))) },
+	},
+	{
+		Name: "late-answer", Any: true, Defect: Hopeful, Text: "The answer that gives the lock takes a fifth of a lease. Then the holder's way is silent. " + losing,
+		Run: func(w *World) {
+			holder, other := w.Join(), w.Join()
+			holder.Comes(w.Patience, "before the trouble")
+			holder.in.Store(false)
+			w.Fault(func() {
+				if late := w.TTL / 5; w.Backend == nil {
+					holder.Faults.DelayOneWay(0, late)
+				} else { // where an answer takes several round trips
+					holder.Faults.DelayOneWay(0, late/2)
+				}
+			})
+			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
+			defer cancel()
+			done := make(chan Visit, 1)
+			go func() { done <- holder.Visit(ctx, 2*w.TTL) }()
+			holder.waitIn()
+			w.Fault(holder.Faults.Partition)
+			other.Comes(2*w.TTL+w.Patience, "the next one")
+			if v := <-done; v.Err != nil && !w.faulty { // in trouble it need not get the lock
+				w.Late("the holder gets no lock: %v", v.Err)
+			}
+			holder.Faults.Heal()
+		},
+	},
+	{
+		Name: "late-grant", Any: true, Defect: Believing, Text: "When the lock becomes free, a waiter's way takes a lease and a half: all that it hears of the lock is too old. It works beside the next one.",
+		Run: func(w *World) {
+			holder, waiter, next := w.Join(), w.Join(), w.Join()
+			ctx, cancel := context.WithTimeout(w.T.Context(), 2*w.Patience)
+			defer cancel()
+			held, err := holder.Lock(ctx, name)
+			if err != nil {
+				w.Wrong("the first one gets no free lock: %v", err)
+				return
+			}
+			done := make(chan Visit, 1)
+			go func() { done <- waiter.Visit(ctx, w.TTL/4) }()
+			time.Sleep(w.TTL / 4)
+			w.Fault(func() { waiter.Faults.DelayOneWay(3*w.TTL/2, 3*w.TTL/2) })
+			if err := held.Unlock(ctx); err != nil {
+				w.Wrong("unlock: %v", err)
+			}
+			if v := next.Visit(ctx, 7*w.TTL/8); v.Err != nil {
+				w.Late("the next one gets no lock: %v", v.Err)
+			}
+			waiter.Faults.Delay(0)
+			if v := <-done; v.Err != nil {
+				w.Late("the waiter gets no lock: %v", v.Err)
+			}
 		},
 	},
 	{
@@ -197,6 +272,16 @@ var Scenarios = []*Scenario{
 				c.Faults.Heal()
 				time.Sleep(w.TTL / 5)
 			})
+		},
+	},
+
+	{
+		Name: "renewals", Any: true, Needs: Renews | Tells, Defect: Impatient, Text: "Holders in a crowd work for up to a lease and a quarter, while answers are lost and connections are cut. " + exclusion,
+		Run: func(w *World) {
+			w.Work = [2]time.Duration{w.TTL / 8, 5 * w.TTL / 4}
+			w.Long = max(w.Long, 2*w.TTL)
+			w.Patience += 8 * w.Work[1] // of those before a waiter
+			w.Each(40*time.Millisecond, lose)
 		},
 	},
 

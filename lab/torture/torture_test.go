@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -166,6 +167,42 @@ func TestAHomeMadeLockWithTheDefectFails(t *testing.T) {
 	}, Scenarios)
 }
 
+// Each of these is convicted each time, by a scenario that names another defect, or that once
+// convicted by chance.
+func TestAnUnlockThatIsWrongFailsEachTime(t *testing.T) {
+	for scenario, d := range map[string]Defect{"unlock": Idle, "late-unlock": Careless} {
+		for range 3 {
+			t.Run(scenario, func(t *testing.T) {
+				t.Parallel()
+				v := torment(t, scenarioOf(scenario), HomeMade(d), true)
+				require.NotEmpty(t, v.Wrong, "a lock that %s passes, seed %d", d, v.Seed)
+				t.Log(v.Wrong[0])
+			})
+		}
+	}
+}
+
+func TestWithoutTroubleALockThatNeverUnlocksFails(t *testing.T) {
+	v := torment(t, scenarioOf("unlock"), HomeMade(Idle), false)
+	require.NotEmpty(t, v.Wrong)
+}
+
+func TestALibrarySaysWhichKeysItMayLeave(t *testing.T) {
+	l := HomeMade(Sound)
+	require.True(t, l.mayLeave("{guarded}:token"))
+	require.False(t, l.mayLeave("relock:{guarded}:token"))
+	require.False(t, Libraries[0].mayLeave("{guarded}:token"))
+
+	l.Keeps = nil
+	v := torment(t, scenarioOf("fence"), l, false)
+	require.Len(t, v.Wrong, 1)
+	require.Contains(t, v.Wrong[0], "{guarded}:token")
+}
+
+func scenarioOf(name string) *Scenario {
+	return Scenarios[slices.IndexFunc(Scenarios, func(s *Scenario) bool { return s.Name == name })]
+}
+
 // A scenario that fails by itself shows nothing, either.
 func TestWithoutItsTroubleAScenarioPasses(t *testing.T) {
 	eachScenario(t, func(t *testing.T, s *Scenario) {
@@ -188,15 +225,17 @@ func TestThePageNamesEveryScenarioOnce(t *testing.T) {
 		{Scenario: "fence", Library: "redsync"},
 		{Scenario: "slow", Library: "redsync", Promised: true, Late: []string{"slept"}},
 		{Scenario: "slow", Library: "relock", Promised: true, Late: []string{"slept, too"}},
-		{Scenario: "slow", Library: "rueidislock", Promised: true, Late: []string{"slept, as ever"}},
+		{Scenario: "slow", Library: "rueidislock", Promised: true, Late: []string{"slept, as without it"}},
+		{Scenario: "jitter", Library: "rueidislock", Promised: true, Late: []string{"slept again"}},
 	}, Controls: []Verdict{
 		{Scenario: "cuts", Library: "relock", Promised: true},
 		{Scenario: "cuts", Library: "redsync", Promised: true, Late: []string{"slept"}, Seed: 9},
-		{Scenario: "cuts", Library: "rueidislock", Promised: true, Late: []string{"slept"}},
+		{Scenario: "slow", Library: "rueidislock", Promised: true, Late: []string{"slept"}},
 	}}).Page()
 	for _, text := range []string{
 		"| cuts | pass |", "**FAIL** (1)", "1. redsync in cuts (seed 7): a reason at the server", "* **cuts**: ",
-		"| slow | **FAIL** (2) |", "2. relock in slow: slept, too", "## Late\n\n1. redsync in slow: slept\n2. rueidislock in slow: slept, as ever",
+		"| slow | **FAIL** (2) |", "2. relock in slow: slept, too", "3. rueidislock in jitter: slept again",
+		"## Late\n\n1. redsync in slow: slept\n2. rueidislock in slow: slept, as without it",
 		"| redsync | v4.", "* relock: 1 runs, nothing was wrong", "* redsync: 1 runs, something was wrong in 1, such as redsync in cuts (seed 9): slept",
 	} {
 		require.Contains(t, page, text)

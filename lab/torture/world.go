@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,9 +38,10 @@ type World struct {
 	T        testing.TB
 	Library  *Library
 	TTL      time.Duration
-	Long     time.Duration // of the trouble in a crowd
-	Patience time.Duration // the longest time in which a lock has to work again after a trouble
-	Turns    []Turn        // how clients lock, at random
+	Long     time.Duration    // of the trouble in a crowd
+	Patience time.Duration    // the longest time in which a lock has to work again after a trouble
+	Turns    []Turn           // how clients lock, at random
+	Work     [2]time.Duration // how long a holder works in a crowd: least, most
 
 	Server   *redistest.Server // nil with Sentinel, Cluster and a Backend
 	Clock    *redistest.Clock
@@ -77,6 +77,7 @@ func newWorld(t testing.TB, place Place, l *Library, faulty bool, long time.Dura
 	t.Helper()
 	w := &World{T: t, Library: l, TTL: 2 * time.Second, Long: long, Patience: patience, faulty: faulty, rec: history.NewRecorder(), random: rand.New(rand.NewPCG(seed, 0))}
 	w.Turns = []Turn{{1, []string{name}, mutex}}
+	w.Work = [2]time.Duration{time.Millisecond, 15 * time.Millisecond}
 	switch {
 	case l.Store != nil:
 		w.Backend = l.Store(t, place == Kept)
@@ -261,10 +262,15 @@ type Visit struct {
 // Visit locks, reads what the lock guards, works, writes (but as a reader), and unlocks. The visitor
 // stops its work when it is told of a loss, or its lease is over.
 func (c *Client) Visit(ctx context.Context, work time.Duration) (v Visit) {
-	return c.visit(ctx, c.w.Turns[c.w.pick(len(c.w.Turns))], work)
+	return c.visit(ctx, c.w.Turns[c.w.pick(len(c.w.Turns))], lasting(work))
 }
 
-func (c *Client) visit(ctx context.Context, t Turn, work time.Duration) (v Visit) {
+// lasting says of work since a moment that it lasts for so long.
+func lasting(work time.Duration) func(since time.Time) (done bool) {
+	return func(since time.Time) bool { return time.Since(since) >= work }
+}
+
+func (c *Client) visit(ctx context.Context, t Turn, isDone func(since time.Time) bool) (v Visit) {
 	w := c.w
 	now := w.rec.Now
 	s := history.Section{Client: c.n, Group: int(w.groups.Add(1)), Limit: t.Limit, Ask: now()}
@@ -278,13 +284,13 @@ func (c *Client) visit(ctx context.Context, t Turn, work time.Duration) (v Visit
 		s.Reads = []int64{w.register.Load()}
 	}
 	s.Sure = s.In
-	for end := v.In.Add(work); ; time.Sleep(time.Millisecond) {
+	for ; ; time.Sleep(time.Millisecond) {
 		sure := now()
 		if held.isOver() {
 			v.Lost, s.Lost = time.Now(), now()
 			break
 		}
-		if s.Sure = sure; !time.Now().Before(end) {
+		if s.Sure = sure; isDone(v.In) {
 			if t.guards() && t.Limit == 1 {
 				s.Wrote = w.versions.Add(1)
 				w.register.Store(s.Wrote)
@@ -301,7 +307,10 @@ func (c *Client) visit(ctx context.Context, t Turn, work time.Duration) (v Visit
 	w.mu.Unlock()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.TTL)
 	defer cancel()
-	_ = held.Unlock(bounded) // a lock that it did not free is found by whoever comes next
+	// In trouble an Unlock may fail, see Unlocks.
+	if err := held.Unlock(bounded); err != nil && v.Lost.IsZero() && !w.faulty {
+		w.Wrong("unlock without trouble: %v", err)
+	}
 	return v
 }
 
@@ -311,7 +320,7 @@ func (c *Client) Comes(within time.Duration, when string) {
 	defer cancel()
 	var v Visit
 	for began := time.Now(); time.Since(began) < within; time.Sleep(20 * time.Millisecond) {
-		if v = c.visit(ctx, c.w.Turns[0], time.Millisecond); v.Err == nil {
+		if v = c.visit(ctx, c.w.Turns[0], lasting(time.Millisecond)); v.Err == nil {
 			return
 		}
 	}
@@ -333,7 +342,7 @@ func (w *World) Crowd(trouble func(clients []*Client)) {
 		for range 2 {
 			all.Go(func() {
 				for time.Now().Before(end) {
-					v := c.Visit(ctx, w.between(time.Millisecond, 15*time.Millisecond))
+					v := c.Visit(ctx, w.between(w.Work[0], w.Work[1]))
 					if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 						w.Late("a waiter slept until %s after the trouble: %v", w.Patience, v.Err)
 					} else if v.Err != nil {
@@ -368,7 +377,7 @@ func (w *World) Each(pause time.Duration, trouble func(c *Client)) {
 	})
 }
 
-// waitIn waits until the client is in the lock. A first connection may take a while.
+// waitIn waits until the client is in the lock for the first time. A first connection may take a while.
 func (c *Client) waitIn() {
 	for end := time.Now().Add(c.w.Patience); !c.in.Load() && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
@@ -403,6 +412,53 @@ func (w *World) Keeps(trouble func(holder *Client)) {
 			w.Fault(func() { trouble(holder) })
 			time.Sleep(w.TTL / 20)
 		}
+	}
+}
+
+// Unlocks has a client lock and unlock, with a trouble at the Unlock. Each turn has a lock of its own,
+// and leases are so long that nobody gets a lock by the end of one: an Unlock without an error has
+// freed its lock.
+func (w *World) Unlocks(trouble func(holder *Client)) {
+	w.TTL = 10 * time.Second
+	holder, next := w.Join(), w.Join()
+	holder.Comes(w.Patience, "before the trouble")
+	next.Comes(w.Patience, "before the trouble")
+	for i := range 10 {
+		guarded := fmt.Sprint(name, i)
+		held, err := holder.lockFor(guarded, w.Patience)
+		if err != nil {
+			w.Late("no free lock within %s: %v", w.Patience, err)
+			continue
+		}
+		w.Fault(func() { trouble(holder) })
+		ctx, cancel := context.WithTimeout(w.T.Context(), w.TTL/4)
+		err = held.Unlock(ctx)
+		cancel()
+		switch {
+		case err == nil:
+			held, err := next.lockFor(guarded, w.TTL/2)
+			if err != nil {
+				w.Wrong("Unlock says that all is well, and the lock is not free %s later: %v", w.TTL/2, err)
+				return
+			}
+			_ = held.Unlock(w.T.Context())
+		case !w.faulty:
+			w.Wrong("unlock without trouble: %v", err)
+		case errors.Is(err, errNotOurs) && w.Library.Promises&Knows != 0:
+			w.Wrong("Unlock of a lock that was held: %v", err)
+		}
+	}
+}
+
+func (c *Client) lockFor(guarded string, within time.Duration) (*Held, error) {
+	ctx, cancel := context.WithTimeout(c.w.T.Context(), within)
+	defer cancel()
+	for {
+		held, err := c.Lock(ctx, guarded)
+		if err == nil || ctx.Err() != nil {
+			return held, err
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
@@ -465,7 +521,7 @@ func (w *World) nothingLeft() {
 				left = []string{err.Error()}
 			}
 		} else {
-			left = slices.DeleteFunc(redistest.Keys(w.T, w.Admin), func(key string) bool { return strings.HasSuffix(key, ":token") })
+			left = slices.DeleteFunc(redistest.Keys(w.T, w.Admin), w.Library.mayLeave)
 		}
 		if len(left) == 0 || time.Now().After(end) {
 			break
