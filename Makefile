@@ -25,7 +25,7 @@ export RELOCK_REQUIRE_REDIS := 1
 export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -mod=readonly)
 export GOWORK := off
 
-# Modules with a go.mod of their own. tools/ holds only the version of the linter and has nothing to test.
+# Modules with a go.mod of their own. tools/ holds only the versions of the linters and has nothing to test.
 # Expanded when used, so that a new module is found without naming it here.
 MODULES = $(shell find . \( -path './.*' -o -path ./tools -o -name testdata -o -name vendor \) -prune \
 	-o -name go.mod ! -path ./go.mod -print | sed 's,/go\.mod$$,,' | sort)
@@ -38,7 +38,6 @@ TESTED = $(filter-out ./lab/interop/% ./store/kubernetes ./lab/soak ./lab/tortur
 # generic code has to stay: what it instantiates without the detector may serve other packages, whose code then looks racy.
 NORACE = -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=github.com/go-zookeeper/...=-race=false
 GOTEST = $(GO) test -race $(NORACE) -vet=off -count=1 -shuffle=on -timeout $(TIMEOUT) $(TESTFLAGS)
-LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -74,10 +73,10 @@ test: redis fmt-check ## Install Redis if it is missing; gofmt, go vet, the test
 	@$(MAKE) --no-print-directory unit soak-memory
 	@echo 'make test: everything passed'
 
-test-all: test deps tidy-check vet race examples release-check bench-check fuzz soak-faults interop ## Before a merge: make test, then every module on its servers with the race detector
+test-all: test deps tidy-check vet lint race examples release-check bench-check fuzz soak-faults interop ## Before a merge: make test, then every module on its servers with the race detector
 	@echo 'make test-all: everything passed'
 
-proof: deps lint clocks model soak torture bench ## Before a release: hours of tests of time, models, soak, torture and benchmarks
+proof: deps clocks model soak torture bench ## Before a release: hours of tests of time, models, soak, torture and benchmarks
 	@echo 'make proof: everything passed'
 
 redis: # the one server of make test
@@ -108,8 +107,10 @@ vet: ## relockvet, every module; go vet is a part of lint
 	packages=$$($(GO) list $(PACKAGES)) || exit 1; \
 	"$$tmp/relockvet" -test=false $$(echo "$$packages" | grep -v /internal/test/stage)
 
-lint: ## golangci-lint, every module (the first run compiles it: some minutes)
-	@lint=$$($(GO) tool -n -modfile=tools/go.mod golangci-lint) || exit 1; $(WORKSPACE); "$$lint" run $(PACKAGES)
+# They read what race compiles, so that nothing is compiled for them alone.
+lint: GOFLAGS += -race $(NORACE) -tags=kubernetes
+lint: ## go vet, staticcheck and errcheck, every module
+	@$(WORKSPACE); GO="$(GO)" sh tools/lint.sh $(PACKAGES)
 
 # Most of them wait most of the time, so many packages run at a time.
 unit: ## Tests of the root module on one Redis, without the race detector
@@ -166,7 +167,6 @@ interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Mave
 kubernetes: ## Locks in Leases of a real API server, which it builds from Go modules: minutes at first (not part of test; vet and lint are)
 	@sh tools/install-deps.sh
 	cd store/kubernetes && $(GOTEST) ./...
-	cd lab/soak && $(LINT) run --build-tags kubernetes .
 	@$(MAKE) --no-print-directory soak-faults STORE=kubernetes
 
 fuzz: ## Run every fuzz function for FUZZTIME

@@ -184,7 +184,7 @@ func TestEveryRefusesAWrongSchedule(t *testing.T) {
 		"from 0 to 1000 periods":         func() error { return once.Every(t.Context(), p.Once, "a", time.Second, nothing, once.CatchUp(-1)) },
 		"a key has 1 to 1024 bytes":      func() error { return once.Every(t.Context(), p.Once, "", time.Second, nothing) },
 		"a Once and a function":          func() error { return once.Every(t.Context(), p.Once, "a", time.Second, nil) },
-		"needs a context":                func() error { return once.Every(nil, p.Once, "a", time.Second, nothing) }, //nolint:staticcheck // the mistake
+		"needs a context":                func() error { return once.Every(nil, p.Once, "a", time.Second, nothing) }, //lint:ignore SA1012 the mistake
 		"a period is at most 2": func() error {
 			return once.Every(t.Context(), p.Once, "a", 3000*time.Hour, nothing, once.CatchUp(1000))
 		},

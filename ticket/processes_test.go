@@ -80,7 +80,7 @@ func serve(addr, name string, in io.Reader, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "at http://%s\n", listener.Addr())
 	web := &http.Server{Handler: s.routes(), ReadHeaderTimeout: time.Minute}
-	go web.Serve(listener) //nolint:errcheck // it ends with the process
+	go func() { _ = web.Serve(listener) }() // it ends with the process
 	_, err = io.Copy(io.Discard, in)
 	return err
 }
@@ -112,7 +112,7 @@ func (s *service) lockOf(r *http.Request) *relock.Lock { return s.locks.NewLock(
 type stay struct {
 	s       *service
 	lock    *relock.Lock
-	section context.Context //nolint:containedctx // that is what it is
+	section context.Context
 	stop    func()
 }
 
@@ -129,7 +129,7 @@ var entering = redis.NewScript(`
 	end
 	return redis.call('INCR', KEYS[3])`)
 
-func (s *service) begin(lock *relock.Lock, section context.Context) (*stay, error) { //nolint:revive // as lock.Unlock(section)
+func (s *service) begin(lock *relock.Lock, section context.Context) (*stay, error) {
 	entered := time.Now()
 	token, err := lock.Token(section)
 	if err != nil {

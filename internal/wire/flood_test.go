@@ -72,7 +72,7 @@ func newBusy(t *testing.T, pool int) *busy {
 	b.wire, err = New(rdb, Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { b.wire.Wait(); require.NoError(t, rdb.Close()) })
-	b.call(t.Context(), setScript, 0)
+	require.NoError(t, b.call(t.Context(), setScript, 0))
 	return b
 }
 
@@ -142,7 +142,7 @@ func TestAServerThatWasHeldBackRecovers(t *testing.T) {
 					})
 				}
 				renewed, failed := 0, 0
-				for begun := time.Now(); time.Since(begun) < 6*time.Second; time.Sleep(busyTTL / 3) { //nolint:forbidigo // fake time
+				for begun := time.Now(); time.Since(begun) < 6*time.Second; time.Sleep(busyTTL / 3) { // fake time
 					switch since := time.Since(begun); {
 					case since > 3*time.Second:
 						b.held.Store(0)
@@ -212,7 +212,7 @@ func TestTheTimeInTheQueueIsNoTimeOfTheAttempt(t *testing.T) {
 		require.True(t, q.enter(&flight{}))
 		var r reports
 		go func() {
-			time.Sleep(time.Minute) //nolint:forbidigo // fake time
+			time.Sleep(time.Minute) // fake time
 			q.leave()
 		}()
 		begun := time.Now()
@@ -265,7 +265,7 @@ func TestASendThatBeginsLateIsNotLate(t *testing.T) {
 		l.begun.Store(math.MaxInt64)
 		const late = 10 * quickLimit
 		go func() {
-			time.Sleep(late) //nolint:forbidigo // fake time
+			time.Sleep(late) // fake time
 			l.begun.Store(int64(time.Since(w.start)))
 		}()
 		require.ErrorIs(t, w.awaitQuick(t.Context(), l).err, ErrGivenUp)
@@ -281,7 +281,7 @@ func TestTheReplyOfAQuickAttemptHasItsWholeTime(t *testing.T) {
 			deadline, is := b.Deadline()
 			require.True(t, is)
 			require.Equal(t, quickLimit, time.Until(deadline))
-			time.Sleep(10 * quickLimit) //nolint:forbidigo // fake time
+			time.Sleep(10 * quickLimit) // fake time
 		}
 	})
 }

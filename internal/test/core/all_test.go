@@ -88,9 +88,9 @@ func TestLocksThatCannotBeTakenTogetherAreRefused(t *testing.T) {
 		ab := m.NewLocks([]string{"a", "b"})
 		_, err := ab.TryLockFor(t.Context(), -1)
 		require.ErrorContains(t, err, "the wait must be 0")
-		_, err = ab.Lock(nil) //nolint:staticcheck // a nil context is refused
+		_, err = ab.Lock(nil) //lint:ignore SA1012 a nil context is refused
 		require.ErrorIs(t, err, relock.ErrInvalid)
-		require.ErrorIs(t, ab.Unlock(nil), relock.ErrInvalid) //nolint:staticcheck // as above
+		require.ErrorIs(t, ab.Unlock(nil), relock.ErrInvalid) //lint:ignore SA1012 a nil context is refused
 		require.Zero(t, m.Link.Sent())
 	})
 }
@@ -198,7 +198,7 @@ func TestTryLockOfLocksChangesNothingWhereOneIsTaken(t *testing.T) {
 				ctx := context.WithValue(t.Context(), t, t)
 				same, err := m.NewLocks([]string{"c", "b", "a"}).TryLock(ctx)
 				stage.RequireRefusedBy(t, "b", err)
-				require.Equal(t, stage.HolderOf(t, section), err.(*relock.LockedError).Holder) //nolint:errorlint // as it is
+				require.Equal(t, stage.HolderOf(t, section), err.(*relock.LockedError).Holder)
 				require.Same(t, ctx, same, "the caller's own context")
 				w.RequireFree("a", "c")
 				require.Equal(t, "b", stage.EventsOf[relock.AcquireFinished](&r)[len(stage.EventsOf[relock.AcquireFinished](&r))-1].Name)

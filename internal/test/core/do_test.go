@@ -63,7 +63,7 @@ func TestDoRefusesWhatIsNilBeforeAnythingIsTaken(t *testing.T) {
 	locker := &stubLocker{lockErr: errors.New("the lock was taken")}
 	for name, err := range map[string]error{
 		"the Locker is nil":   relock.Do(t.Context(), nil, run),
-		"the context is nil":  relock.Do(nil, locker, run), //nolint:staticcheck // a nil context is what the test is about
+		"the context is nil":  relock.Do(nil, locker, run), //lint:ignore SA1012 a nil context is what the test is about
 		"the function is nil": relock.Do(t.Context(), locker, nil),
 	} {
 		require.ErrorIs(t, err, relock.ErrInvalid)

@@ -71,7 +71,7 @@ func TestNoHookIsCalledForAWrongCall(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrInvalid)
 		_, err = m.NewLock("a").TryLockFor(t.Context(), -1)
 		require.ErrorIs(t, err, relock.ErrInvalid)
-		_, err = m.NewLock("a").Lock(nil) //nolint:staticcheck // a nil context is what the test is about
+		_, err = m.NewLock("a").Lock(nil) //lint:ignore SA1012 a nil context is what the test is about
 		require.ErrorIs(t, err, relock.ErrInvalid)
 		require.Empty(t, r.All())
 	})
@@ -246,7 +246,7 @@ func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 }
 
 // enterQuietly is enter that keeps nothing for the end of the test.
-func enterQuietly(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { //nolint:revive // t comes first in a test helper
+func enterQuietly(t *testing.T, ctx context.Context, l *relock.Lock) context.Context {
 	t.Helper()
 	section, err := l.Lock(ctx)
 	require.NoError(t, err)

@@ -134,7 +134,7 @@ func TestEvalSaysWhatIsWrongBeforeItSends(t *testing.T) {
 		`argument 2 of a script is a time.Time: use a string, bytes, a number or a bool`: func() error { return stage.ErrorOf(l.Eval(section, incr, key("a"), 1, time.Now())) },
 		`the lock is for reading, and a script may write`:                                func() error { return stage.ErrorOf(rw.RLocker().Eval(reading, incr, key("rw"), 1)) },
 		`TryLockIf inside a section of the same lock`:                                    func() error { return last3(l.TryLockIf(section, guard, key("a"), 1)) },
-		`the context is nil`: func() error { return last3(l.TryLockIf(nil, guard, key("a"), 1)) }, //nolint:staticcheck // a nil context
+		`the context is nil`: func() error { return last3(l.TryLockIf(nil, guard, key("a"), 1)) }, //lint:ignore SA1012 a nil context
 	} {
 		err := call()
 		require.ErrorIs(t, err, relock.ErrInvalid, text)
