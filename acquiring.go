@@ -36,7 +36,7 @@ var errAborted = errors.New("a context or hook has panicked, or has ended the go
 // unanswered marks the error of a call whose time was over before the store had said a word. err is
 // the error of the store, and ctx is the context of the command.
 func (a *acquiring) unanswered(ctx context.Context, err error) error {
-	if a.refusal == nil && (context.Cause(ctx) == errWaitOver || ctx.Err() != nil && errors.Is(a.ctx.Err(), context.DeadlineExceeded)) { //nolint:errorlint // as in judge
+	if a.refusal == nil && (context.Cause(ctx) == errWaitOver || ctx.Err() != nil && errors.Is(a.ctx.Err(), context.DeadlineExceeded)) {
 		return store.Unavailable(err)
 	}
 	return err
@@ -56,8 +56,8 @@ func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
 	cause, goesOn := context.Cause(ctx), a.ctx.Err() == nil
 	var busy *store.Busy
 	var declined *store.Declined
-	_, isDeadlock := cause.(*DeadlockError)                                          //nolint:errorlint // a cause may wrap the deadlock of another lock
-	isRefused := a.refusal != nil && (cause == errWaitOver || errors.As(err, &busy)) //nolint:errorlint // the cause of ctx may wrap that of another call
+	_, isDeadlock := cause.(*DeadlockError)                                          // a cause may wrap the deadlock of another lock
+	isRefused := a.refusal != nil && (cause == errWaitOver || errors.As(err, &busy)) // the cause of ctx may wrap that of another call
 	switch {
 	case a.lock.client.isClosed() && (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)):
 		return OutcomeClosed, a.opError(ErrClosed)
@@ -70,7 +70,7 @@ func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
 		return a.interrupted(cause)
 	case errors.As(err, &declined):
 		return OutcomeDeclined, &DeclinedError{Name: a.lock.name, Reply: declined.Reply}
-	case goesOn && cause == ErrQueueFull: //nolint:errorlint // as progress has set it
+	case goesOn && cause == ErrQueueFull: // as progress has set it
 		if a.refusal == nil {
 			a.refusal = &LockedError{Name: a.lock.name}
 		}
@@ -79,9 +79,9 @@ func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
 		return OutcomeLocked, a.refusal
 	case goesOn && errors.Is(err, ErrNotReplicated): // also at the end of the wait
 		return OutcomeError, a.opError(because(cmp.Or(cause, err), err))
-	case cause == errWaitOver: //nolint:errorlint // as above
+	case cause == errWaitOver:
 		return a.interrupted(because(cause, err))
-	case goesOn && cause == errSilent: //nolint:errorlint // as above
+	case goesOn && cause == errSilent:
 		return OutcomeError, a.opError(silent(err))
 	case !goesOn:
 		if end := context.Cause(a.ctx); !errors.Is(err, end) { // a store need not know the cause
@@ -115,7 +115,7 @@ func (a *acquiring) opError(err error) error {
 // started reports the begin of the call to the hooks. Without a start the call begins now.
 func (a *acquiring) started(start time.Time) {
 	l, hooks := a.lock, &a.lock.settings.hooks
-	a.event.Context = a.ctx //nolint:fatcontext // of this call alone
+	a.event.Context = a.ctx
 	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil && len(hooks.traces) == 0 {
 		return
 	}
@@ -135,7 +135,7 @@ func (a *acquiring) started(start time.Time) {
 			inner := event
 			inner.Context = a.event.Context
 			ctx, finished := trace(inner)
-			a.event.Context = heir(ctx, inner.Context) //nolint:fatcontext // each trace makes its context of the one before
+			a.event.Context = heir(ctx, inner.Context)
 			if finished != nil {
 				a.traces = append(a.traces, finished)
 			}

@@ -308,7 +308,7 @@ func (j *joint) oneByOne(wait time.Duration, begun time.Time) (context.Context, 
 		if err != nil {
 			return inner, err
 		}
-		inner = next //nolint:fatcontext // each section is inside of the one before
+		inner = next
 		j.entries = append(j.entries, entryOf(inner))
 	}
 	return inner, nil
@@ -402,7 +402,7 @@ func (j *joint) begin(ctx context.Context, start time.Time, calls []*acquiring, 
 			a.abandon(true)
 			continue
 		}
-		a.ctx = inner //nolint:fatcontext // as in oneByOne
+		a.ctx = inner
 		a.started(start)
 		limited, end := a.limitQueue(ctx)
 		err = a.enter(limited, holds[i], leases[i], nil)

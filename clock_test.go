@@ -63,7 +63,7 @@ func TestASuspendedMachineDoesNotBelieveInALeaseThatIsOver(t *testing.T) {
 }
 
 func TestCallsInALeaseThatIsOverByTheWallClockFindTheLoss(t *testing.T) {
-	calls := map[string]func(l *relock.Lock, ctx context.Context) error{ //nolint:revive // the lock is the subject
+	calls := map[string]func(l *relock.Lock, ctx context.Context) error{
 		"Lock":   func(l *relock.Lock, ctx context.Context) error { _, err := l.Lock(ctx); return err },
 		"Unlock": func(l *relock.Lock, ctx context.Context) error { return l.Unlock(ctx) },
 		"Token":  func(l *relock.Lock, ctx context.Context) error { _, err := l.Token(ctx); return err },

@@ -118,7 +118,7 @@ func doFor(ctx context.Context, wait time.Duration, l Locker, try func(context.C
 // run its function. The error of another Do does not count if the function called the other Do and
 // returned its error.
 func NotEntered(err error) bool {
-	switch e := err.(type) { //nolint:errorlint // NotEntered walks by itself, as doError ends the walk
+	switch e := err.(type) { // NotEntered walks by itself, as doError ends the walk
 	case *doError:
 		return !e.entered
 	case interface{ Unwrap() error }:

@@ -178,7 +178,7 @@ func (t *table) endEventLocked(h *hold, err error) func() {
 		Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
 		Leader: h.leader,
 	}
-	lost, isLost := h.end.(*LostError) //nolint:errorlint // the end of a hold is not wrapped
+	lost, isLost := h.end.(*LostError) // the end of a hold is not wrapped
 	switch {
 	case h.closed:
 		return nil
@@ -216,7 +216,7 @@ func (t *table) endTracesLocked(h *hold, err error) {
 		return
 	}
 	end := TraceEnded{Closed: t.closed, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err}
-	if lost, is := h.end.(*LostError); is { //nolint:errorlint // the end of a hold is not wrapped
+	if lost, is := h.end.(*LostError); is { // the end of a hold is not wrapped
 		end.Reason = lost.Reason
 	}
 	for _, ended := range h.traces {

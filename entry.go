@@ -90,7 +90,7 @@ func (e *entry) outlive(parent context.Context) {
 func (e *entry) follow(ctx context.Context, outer *entry) {
 	stop := context.AfterFunc(ctx, func() {
 		w := outer.find((*entry).isEndedByUnlock)
-		if w != nil && e.isWriter(w) && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as close sets it
+		if w != nil && e.isWriter(w) && context.Cause(ctx) == ErrReleased { // as close sets it
 			e.follow(&w.parent, w.outer)
 			return
 		}

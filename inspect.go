@@ -65,7 +65,7 @@ func (l *Lock) token(ctx context.Context, op string) (int64, error) {
 }
 
 // settled returns the error of a section's command: its loss, or else err, the store's error.
-func (l *Lock) settled(op string, ctx context.Context, h *hold, err error) error { //nolint:revive // as inside
+func (l *Lock) settled(op string, ctx context.Context, h *hold, err error) error {
 	if isGone(ctx, err) {
 		_ = h.endOf(true) // and inside says what has become of the section
 	}
@@ -82,7 +82,7 @@ func (l *Lock) settled(op string, ctx context.Context, h *hold, err error) error
 }
 
 // inside returns the entry of this lock around ctx, if its hold is valid.
-func (l *Lock) inside(op string, ctx context.Context) (*entry, error) { //nolint:revive // op is the text of an error
+func (l *Lock) inside(op string, ctx context.Context) (*entry, error) {
 	if err := l.check(ctx); err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func (l *Lock) inside(op string, ctx context.Context) (*entry, error) { //nolint
 	}
 	h := e.hold
 	switch end := h.endOf(false); {
-	case e.isLeft(), end == ErrReleased: //nolint:errorlint // the end of a hold is not wrapped
+	case e.isLeft(), end == ErrReleased: // the end of a hold is not wrapped
 		return nil, l.opError(op, h.holder, ErrNotHeld)
 	case isLost(end):
 		e.cancel(end) // the finder of the loss may still be about to end the context
@@ -247,7 +247,7 @@ func (l *Lock) stateOf(s store.State) State {
 	return state
 }
 
-func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) { //nolint:revive // as inside
+func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) {
 	if err := l.check(ctx); err != nil {
 		return store.State{}, err
 	}

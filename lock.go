@@ -260,7 +260,7 @@ func (l *Lock) lostAround(ctx context.Context) *LostError {
 		l.client.table.mu.Lock()
 		left, end := e.left, e.hold.end
 		l.client.table.mu.Unlock()
-		if lost, is := end.(*LostError); is && !left { //nolint:errorlint // the end of a hold is not wrapped
+		if lost, is := end.(*LostError); is && !left { // the end of a hold is not wrapped
 			e.cancel(lost) // the finder of the loss may not have come to it, see Lock.inside
 			return lost
 		}

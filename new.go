@@ -88,7 +88,7 @@ func isOfLayout(option Option) bool {
 	s := defaults()
 	option(&s)
 	s.redis = defaultLayout()
-	return reflect.DeepEqual(s, defaults()) //nolint:govet // no error is in either: the option was checked
+	return reflect.DeepEqual(s, defaults()) // no error is in either: the option was checked
 }
 
 // Redis returns the client of go-redis behind the locks of c, nil if they are not in Redis.

@@ -75,7 +75,7 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 		outer.cancel(end) // the finder of the loss may not have come to it, see Lock.inside
 		a.event.Outcome = OutcomeLost
 		return end
-	case end == ErrClosed: //nolint:errorlint // the end of a hold is not wrapped
+	case end == ErrClosed: // the end of a hold is not wrapped
 		a.event.Outcome = OutcomeClosed
 		return a.opError(end)
 	case end != nil:

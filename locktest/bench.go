@@ -152,7 +152,7 @@ func (b *bench) state(l oneLock) relock.State {
 }
 
 // requireCount looks for the entries of a section, in its process and in the store.
-func (b *bench) requireCount(l oneLock, section context.Context, count int) { //nolint:revive // as l.Count(section)
+func (b *bench) requireCount(l oneLock, section context.Context, count int) {
 	b.t.Helper()
 	require.Equal(b.t, count, l.Count(section))
 	require.True(b.t, l.Held(section))

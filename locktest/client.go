@@ -268,7 +268,7 @@ func passOrder(b *bench) {
 	for _, c := range append(line[:2:2], line[3:]...) {
 		b.waits(c)
 		b.unlock(l, section)
-		section = b.get(c) //nolint:fatcontext // the sections do not nest
+		section = b.get(c)
 		b.requireBusy(l, b.lock(b.other, "a"))
 		if b.promises(Tokens) {
 			token, err := l.Token(section)

@@ -23,7 +23,7 @@ func doInside(b *bench) {
 	l, there := b.locks()
 	var section context.Context
 	require.NoError(b.t, l.Do(b.ctx, func(ctx context.Context) error {
-		section = ctx //nolint:fatcontext // the section is looked at afterwards
+		section = ctx
 		b.requireCount(l, ctx, 1)
 		b.requireBusy(there)
 		return l.Do(ctx, func(ctx context.Context) error {

@@ -108,7 +108,7 @@ func modes(state relock.State) []relock.Mode {
 }
 
 // token draws the token of a section.
-func (b *bench) token(l *relock.Lock, section context.Context) int64 { //nolint:revive // as l.Token(section)
+func (b *bench) token(l *relock.Lock, section context.Context) int64 {
 	b.t.Helper()
 	token, err := l.Token(section)
 	require.NoError(b.t, err)
@@ -116,7 +116,7 @@ func (b *bench) token(l *relock.Lock, section context.Context) int64 { //nolint:
 }
 
 // seen returns the token of the last writer, of which a reader's token is the negative.
-func (b *bench) seen(l *relock.Lock, section context.Context) int64 { //nolint:revive // as l.Token(section)
+func (b *bench) seen(l *relock.Lock, section context.Context) int64 {
 	b.t.Helper()
 	return -b.token(l, section)
 }

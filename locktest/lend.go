@@ -45,7 +45,7 @@ var lendTests = []test{
 }
 
 // lend returns a ticket that has gone through JSON, as on its way to another process.
-func (b *bench) lend(l *relock.Lock, section context.Context) relock.Ticket { //nolint:revive // as l.Lend(section)
+func (b *bench) lend(l *relock.Lock, section context.Context) relock.Ticket {
 	b.t.Helper()
 	t, err := l.Lend(section)
 	return b.sent(t, err)

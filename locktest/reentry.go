@@ -217,7 +217,7 @@ func nestHolder(b *bench) {
 	ctx := b.ctx
 	var sections []context.Context
 	for _, name := range names {
-		ctx = b.enter(ctx, b.lock(b.one, name)) //nolint:fatcontext // a section inside of a section
+		ctx = b.enter(ctx, b.lock(b.one, name))
 		sections = append(sections, ctx)
 	}
 	holder := b.holder(sections[0])

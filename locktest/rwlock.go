@@ -115,7 +115,7 @@ func nestModes(b *bench) {
 			if read {
 				lock = l.RLocker()
 			}
-			ctx = b.enter(ctx, lock) //nolint:fatcontext // a section inside of a section
+			ctx = b.enter(ctx, lock)
 			counts[read]++
 			require.Equal(b.t, counts[read], l.Count(ctx), "order %b, entry %d", order, i)
 			require.Len(b.t, b.state(there).Others, len(counts)-1)

@@ -56,7 +56,7 @@ func tryAllFor(l *relock.Locks, wait time.Duration) locking {
 }
 
 // requireCounts looks for the entries of a section in the locks "a", "b" and so on of a process.
-func (b *bench) requireCounts(c *relock.Client, section context.Context, counts ...int) { //nolint:revive // as requireCount
+func (b *bench) requireCounts(c *relock.Client, section context.Context, counts ...int) {
 	b.t.Helper()
 	for i, count := range counts {
 		l := b.lock(c, string(rune('a'+i)))

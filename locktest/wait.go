@@ -62,7 +62,7 @@ func waitOrder(b *bench) {
 	for _, next := range append(line[:3:3], line[4:]...) {
 		b.waits(next.call)
 		b.unlock(owner, section)
-		section, owner = b.get(next.call), next.lock //nolint:fatcontext // the sections do not nest
+		section, owner = b.get(next.call), next.lock
 	}
 	b.unlock(owner, section)
 }

@@ -290,7 +290,7 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 // asOf returns the error of an ask that ctx may have cancelled: after a deadline it is no
 // [context.Canceled].
 func asOf(ctx context.Context, err error) error {
-	if ctx.Err() == context.DeadlineExceeded { //nolint:errorlint // Err of a context is one of two
+	if ctx.Err() == context.DeadlineExceeded { // Err of a context is one of two
 		return overdue{err}
 	}
 	return err

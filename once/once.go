@@ -365,7 +365,7 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 		return err
 	}
 	attempt, err := o.rdb.HGet(ctx, c.record, "attempt").Result()
-	if err == redis.Nil { //nolint:errorlint // a reply; the error of a sentinel has it inside
+	if err == redis.Nil { // a reply; the error of a sentinel has it inside
 		return nil
 	}
 	if err != nil {

@@ -26,7 +26,7 @@ func TestAFunctionThatOutlivesItsCallerKeepsItsLock(t *testing.T) {
 		go func() {
 			_, _, err := once.Do(ctx, here.once, "pay", func(ctx context.Context, a once.Attempt) (string, error) {
 				<-ctx.Done()
-				if cause := context.Cause(ctx); cause != errGone { //nolint:errorlint // the very cause
+				if cause := context.Cause(ctx); cause != errGone { // the very cause
 					t.Error(cause)
 				}
 				<-time.After(5 * relock.DefaultTTL) // deaf to its context

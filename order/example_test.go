@@ -11,7 +11,7 @@ import (
 
 func ExampleChecker() {
 	checker := order.Checker{Report: func(err error) {
-		circle := err.(*order.CircleError) //nolint:errorlint // there is one kind of lock here
+		circle := err.(*order.CircleError) // there is one kind of lock here
 		for _, step := range circle.Steps {
 			fmt.Printf("%s inside of %s\n", step.Inner, step.Outer)
 		}

@@ -50,7 +50,7 @@ func (w *world) nest(locks ...relock.Locker) {
 		section, err := lock.Lock(ctx)
 		require.NoError(w.t, err)
 		defer func() { require.NoError(w.t, lock.Unlock(section)) }()
-		ctx = section //nolint:fatcontext // each section is inside of the one before
+		ctx = section
 	}
 }
 

@@ -234,7 +234,7 @@ func TestTheTimeOfATicket(t *testing.T) {
 		strict, lenient := newVerifier(t, ticket.WithLeeway(0)), newVerifier(t)
 		after := func(d time.Duration, want error, v *ticket.Verifier) {
 			t.Helper()
-			time.Sleep(d) //nolint:forbidigo // in a synctest bubble
+			time.Sleep(d) // in a synctest bubble
 			_, err := v.Verify(signed)
 			require.ErrorIs(t, err, want)
 		}

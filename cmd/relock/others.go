@@ -104,7 +104,7 @@ func (u storeURL) tls() (*tls.Config, error) {
 		if len(options) > 0 {
 			return nil, usage("%s: cacert, cert and key are for TLS, and need tls=true", u.source)
 		}
-		return nil, nil //nolint:nilnil // as in the configurations of the clients
+		return nil, nil
 	}
 	config, err := transport.TLSInfo{
 		TrustedCAFile: options.Get("cacert"), CertFile: options.Get("cert"), KeyFile: options.Get("key"),

@@ -77,7 +77,7 @@ func TestTheCodeOnThePagesIsTheCodeOfThisPackage(t *testing.T) {
 // region returns the code of a region, without its common indentation.
 func region(t *testing.T, file, name string) string {
 	t.Helper()
-	content, err := os.ReadFile(file) //nolint:gosec // the name stands on a page of this repository
+	content, err := os.ReadFile(file)
 	require.NoError(t, err)
 	begin := regexp.MustCompile(`(?m)^([\t]*)// page: ` + regexp.QuoteMeta(name) + `$\n`).FindStringSubmatchIndex(string(content))
 	require.NotNil(t, begin, "%s has no region %s", file, name)

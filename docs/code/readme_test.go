@@ -28,7 +28,6 @@ func TestReadmeWhole(t *testing.T) {
 	require.NotContains(t, string(out), "relock:")
 }
 
-//nolint:ineffassign // a list of verbs, and not a program
 func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) error) (err error) {
 	lock, leaders := client.NewLock("orders:42"), client.NewLock("leader")
 	script, keys := "return redis.call('INCR', KEYS[1])", []string{lock.Key() + ":shipped"}

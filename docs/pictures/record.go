@@ -91,7 +91,7 @@ var labelOf = regexp.MustCompile(`{{ *(\w+) *}}`)
 // query returns a curve for each series of an answer, by name.
 func query(prometheus, expr, legend string, from, to time.Time, step time.Duration) (curves []curve, err error) {
 	values := url.Values{"query": {expr}, "start": {fmt.Sprint(from.Unix())}, "end": {fmt.Sprint(to.Unix())}, "step": {fmt.Sprint(step.Seconds())}}
-	resp, err := http.Get(prometheus + "/api/v1/query_range?" + values.Encode()) //nolint:noctx // a tool that ends
+	resp, err := http.Get(prometheus + "/api/v1/query_range?" + values.Encode())
 	if err != nil {
 		return nil, err
 	}

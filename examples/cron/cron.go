@@ -69,7 +69,7 @@ func (in *instance) run(ctx context.Context) error {
 		err := in.leader.Do(ctx, in.lead)
 		switch {
 		case ctx.Err() != nil:
-			return nil //nolint:nilerr // the instance was told to stop, and err says the same
+			return nil // the instance was told to stop, and err says the same
 		case errors.Is(err, relock.ErrClosed) || errors.Is(err, relock.ErrInvalid):
 			return fmt.Errorf("%s: %w", in.name, err)
 		}
@@ -119,7 +119,7 @@ func (in *instance) tick(ctx context.Context, tick time.Time) error {
 // last returns the last tick that is done. The very first leader begins with the present.
 func (in *instance) last(ctx context.Context) (time.Time, error) {
 	text, err := in.rdb.Get(ctx, in.lastKey).Result()
-	if err == redis.Nil { //nolint:errorlint // a reply; the error of a sentinel has it inside
+	if err == redis.Nil { // a reply; the error of a sentinel has it inside
 		now := time.Now().Truncate(interval)
 		return now, in.note(ctx, now)
 	}

@@ -84,7 +84,7 @@ func (d *demo) tell(ctx context.Context, options *redis.Options, prefix string) 
 	if d.operator, err = newInstance(options, prefix, "operator"); err != nil {
 		return err
 	}
-	defer d.operator.close() //nolint:errcheck // the connections of a program at its end
+	defer d.operator.close() // the connections of a program at its end
 	if err := d.operator.rdb.Ping(ctx).Err(); err != nil {
 		return fmt.Errorf("redis at %s: %w", options.Addr, err)
 	}
@@ -125,7 +125,7 @@ func (d *demo) live(ctx context.Context, options *redis.Options, prefix, name st
 		err = in.run(ctx)
 	}()
 	<-ended
-	in.close() //nolint:errcheck // a dead instance has closed its connections before
+	in.close() // a dead instance has closed its connections before
 	return err
 }
 

@@ -74,7 +74,7 @@ func sale(ctx context.Context, out io.Writer, options *redis.Options, prefix str
 		if err != nil {
 			return err
 		}
-		defer s.close() //nolint:errcheck // the connections of a program at its end
+		defer s.close() // the connections of a program at its end
 		shops = append(shops, s)
 	}
 	s := shops[0]
@@ -197,7 +197,7 @@ func overlap(ctx context.Context, out io.Writer, options *redis.Options, prefix 
 	if err != nil {
 		return err
 	}
-	defer s.close() //nolint:errcheck // the connections of a program at its end
+	defer s.close() // the connections of a program at its end
 	if err := s.rdb.Set(ctx, s.stockKey, inStock, time.Hour).Err(); err != nil {
 		return err
 	}

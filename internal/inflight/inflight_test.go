@@ -21,7 +21,7 @@ func hold(ttl time.Duration) inflight.Hold {
 	return inflight.Hold{Label: "orders", Asked: time.Now(), Since: time.Now(), TTL: ttl}
 }
 
-func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // fake time
+func pass(d time.Duration) { time.Sleep(d) } // fake time
 
 func TestUsageOfEachLabel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -206,7 +206,7 @@ func endsOf(ctx context.Context) [3]<-chan struct{} {
 // cause, which differ if a context was cancelled with a cause of its own.
 func Ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
-	if cause == err || errors.Is(cause, err) { //nolint:errorlint // the quick way: mostly there is no cause
+	if cause == err || errors.Is(cause, err) { // the quick way: mostly there is no cause
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)
@@ -237,14 +237,14 @@ func (g *Guarded) Deadline() (deadline time.Time, ok bool) {
 
 // Done implements [context.Context].
 func (g *Guarded) Done() (done <-chan struct{}) {
-	done = over //nolint:wastedassign // the result after a panic
+	done = over // the result after a panic
 	defer survive()
 	return g.Context.Done()
 }
 
 // Err implements [context.Context].
 func (g *Guarded) Err() (err error) {
-	err = context.Canceled //nolint:wastedassign // the result after a panic
+	err = context.Canceled // the result after a panic
 	defer survive()
 	return g.Context.Err()
 }
@@ -258,7 +258,7 @@ func (g *Guarded) Value(key any) (value any) {
 // AfterFunc is called by package context for a context that is not its own, in place of a goroutine
 // if the context has such a method.
 func (g *Guarded) AfterFunc(f func()) (stop func() bool) {
-	stop = func() bool { return false } //nolint:wastedassign // the result after a panic
+	stop = func() bool { return false } // the result after a panic
 	defer survive()
 	a, is := g.Context.(interface{ AfterFunc(f func()) func() bool })
 	if !is {

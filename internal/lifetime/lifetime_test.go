@@ -173,7 +173,7 @@ func TestAWaitEndsWithEachEndOfItsContext(t *testing.T) {
 			for range depth {
 				e := lifetime.EndingWith(ctx, part())
 				defer e.Stop()
-				ctx = e //nolint:fatcontext // contexts in contexts are what is tested
+				ctx = e
 			}
 			cancels[end]()
 			moment, over := context.WithTimeout(context.Background(), time.Minute) // against a hang

@@ -77,7 +77,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 	for first := true; ; first = false {
 		msg, err := ps.Receive(done)
 		now := time.Now()
-		_, isReply := err.(redis.Error) //nolint:errorlint // not one that a sentinel has given while go-redis connects
+		_, isReply := err.(redis.Error) // not one that a sentinel has given while go-redis connects
 		switch m := msg.(type) {
 		case *redis.Message:
 			for _, line := range l.deliver(now, m) {

@@ -167,7 +167,7 @@ func (l *link) connect(ctx context.Context) (*redis.PubSub, error) {
 		return ps, err
 	case <-ctx.Done():
 		l.hub.o.Group.Go(func() {
-			<-made //nolint:errcheck // late, whatever the answer
+			<-made // late, whatever the answer
 			_ = ps.Close()
 		})
 		return nil, errSilent
@@ -240,7 +240,7 @@ func (l *link) write(ctx context.Context, ps *redis.PubSub, commands []*command,
 			}
 		case err := <-read:
 			if !errors.Is(err, errAborted) {
-				<-sent //nolint:errcheck // as above
+				<-sent // as above
 			}
 			return err
 		}

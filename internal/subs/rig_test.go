@@ -105,7 +105,7 @@ func fake(t *testing.T, test func(t *testing.T, r *rig)) {
 
 // pass lets fake time pass, and then lets everything happen that is due.
 func pass(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // fake time
+	time.Sleep(d) // fake time
 	synctest.Wait()
 }
 

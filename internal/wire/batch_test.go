@@ -179,7 +179,7 @@ func TestCallsQueueWhileAllSlotsAreTaken(t *testing.T) {
 		for range maxSends {
 			b.leave()
 		}
-		time.Sleep(time.Second) //nolint:forbidigo // fake time
+		time.Sleep(time.Second) // fake time
 		require.Empty(t, b.sent)
 		require.Zero(t, b.sends)
 	})
@@ -195,7 +195,7 @@ func TestAQueueThatNoSendTakesIsSentSoon(t *testing.T) {
 			begun := time.Now()
 			for range 3 {
 				require.False(t, b.enter(&flight{}))
-				time.Sleep(maxQueued / 4) //nolint:forbidigo // fake time
+				time.Sleep(maxQueued / 4) // fake time
 			}
 			require.Len(t, <-b.sent, 3)
 			require.Equal(t, maxQueued, time.Since(begun))
@@ -204,7 +204,7 @@ func TestAQueueThatNoSendTakesIsSentSoon(t *testing.T) {
 		b.leave()
 		require.Empty(t, b.sent, "more are in flight than there are slots")
 		b.forget(b.urgent.flights[0])
-		time.Sleep(time.Second) //nolint:forbidigo // fake time
+		time.Sleep(time.Second) // fake time
 		require.Empty(t, b.sent)
 		require.Equal(t, maxSends+1, b.sends)
 	})

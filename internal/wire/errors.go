@@ -120,7 +120,7 @@ func judge(err error) verdict {
 // judgeReply judges an error reply. Words that nobody knows may be those of a proxy that has lost
 // the answer of its server. Of a unit, they are a script's.
 func judgeReply(reply redis.Error) verdict {
-	_, isOfUnit := reply.(unitError) //nolint:errorlint // a reply, and no error around it
+	_, isOfUnit := reply.(unitError) // a reply, and no error around it
 	switch {
 	case strings.Contains(reply.Error(), "UNTOLD "): // see scripts/lib.lua: the script has run
 		return broken
@@ -216,7 +216,7 @@ func waitPasses(err error) bool {
 }
 
 func isContextEnd(err error) bool {
-	return err == context.Canceled || err == context.DeadlineExceeded //nolint:errorlint // bare ones
+	return err == context.Canceled || err == context.DeadlineExceeded // bare ones
 }
 
 // believed checks an error of go-redis for a command with ctx. go-redis returns a bare context

@@ -167,7 +167,7 @@ func TestAPipelineThatIsNotSentTellsEachOfItsCommandsWhy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, way := range []string{"with WAIT", "many", "a batch"} {
 				r := hooked(t, func(func() error) error { return open })
-				if says == loading { //nolint:errorlint // one of two
+				if says == loading { // one of two
 					r = newRig(t, func(o *redis.Options) {
 						o.OnConnect = func(context.Context, *redis.Conn) error { return loading }
 					})

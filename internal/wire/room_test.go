@@ -167,12 +167,12 @@ func TestAQueueThatGrowsAtTheLimitIsSentThough(t *testing.T) {
 			require.Len(t, <-b.sent, 1)
 		}
 		b.enter(&flight{})
-		time.Sleep(maxFlooded) //nolint:forbidigo // fake time
+		time.Sleep(maxFlooded)
 		for range maxBatch {
 			b.enter(&flight{})
 		}
 		b.leave()
-		time.Sleep(2 * maxFlooded) //nolint:forbidigo // fake time
+		time.Sleep(2 * maxFlooded)
 		require.Len(t, b.sent, 1, "a connection is free, and the others hang")
 		require.Equal(t, b.limit, b.sends)
 	})

@@ -134,7 +134,7 @@ func (c *scriptCall) read() {
 	c.err = c.cmd.Err()
 	list, ok := c.cmd.Val().([]any)
 	switch alone := len(c.flights) == 1; {
-	case c.err != nil && c.err != redis.Nil: //nolint:errorlint // a reply; the error of a sentinel has it inside
+	case c.err != nil && c.err != redis.Nil: // a reply; the error of a sentinel has it inside
 		return
 	case c.err != nil || !alone && (!ok || len(list) != len(c.flights)):
 		c.err = fmt.Errorf("%w of script %s: %.200q", errBadReply, c.script.Name, fmt.Sprint(c.cmd.Val()))

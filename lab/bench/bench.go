@@ -189,7 +189,7 @@ func caseName(parts ...string) string {
 
 // pause lets time pass: a section with a length, a machine on its way to rest.
 func pause(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // nothing is waited for
+	time.Sleep(d) // nothing is waited for
 }
 
 // within runs f, and leaves f behind at the limit: a system may hang, but not the run.

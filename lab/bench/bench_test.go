@@ -338,7 +338,7 @@ func BenchmarkRenewal(b *testing.B) {
 				locks[i] = client.NewLock(freshLock("held"))
 			}
 			require.NoError(b, eachOf(n, func(i int) (err error) {
-				sections[i], err = locks[i].Lock(b.Context()) //nolint:fatcontext // one layer for each lock
+				sections[i], err = locks[i].Lock(b.Context())
 				return err
 			}))
 			more(2 * n)

@@ -113,7 +113,7 @@ func (b *bench) take(p process, n int) (*hoard, round, error) {
 	before := b.memory()
 	err := eachOf(n, func(i int) (err error) {
 		h.handles[i] = p.handle(h.names[i])
-		h.sections[i], err = h.handles[i].lock(context.Background()) //nolint:fatcontext // one layer for each lock
+		h.sections[i], err = h.handles[i].lock(context.Background())
 		return err
 	})
 	if err != nil {

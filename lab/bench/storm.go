@@ -31,7 +31,7 @@ func (b *bench) calm(s *system, m round, rec *record) error {
 	if err != nil {
 		return err
 	}
-	defer c.close(rec) //nolint:errcheck // a wait below has reported a waiter that hangs
+	defer c.close(rec) // a wait below has reported a waiter that hangs
 	if err := c.wait(n); err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (b *bench) wild(s *system, m round, rec *record) error {
 	if err != nil {
 		return err
 	}
-	defer c.close(rec) //nolint:errcheck // a wait below has reported a waiter that hangs
+	defer c.close(rec) // a wait below has reported a waiter that hangs
 	next, err := s.open(setup{addr: b.server.Addr()})
 	if err != nil {
 		return err

@@ -79,7 +79,7 @@ func TestSoakConvictsBrokenStores(t *testing.T) {
 	all := slices.DeleteFunc(slices.Sorted(maps.Keys(defects)), func(way string) bool { return way == sleeps })
 	for i, name := range slices.Sorted(maps.Keys(worlds)) {
 		ways := all
-		if at := i + int(seed%1000); duration < time.Minute { //nolint:gosec // it fits
+		if at := i + int(seed%1000); duration < time.Minute {
 			if at%len(worlds) >= 3 {
 				continue
 			}

@@ -180,5 +180,5 @@ func shortened(note string) string {
 // Write writes the page to a file.
 func (r *Report) Write(path string) error {
 	r.Date = time.Now().UTC().Format(time.DateOnly)
-	return os.WriteFile(path, []byte(r.Page()), 0o644) //nolint:gosec // a page is for everybody
+	return os.WriteFile(path, []byte(r.Page()), 0o644)
 }

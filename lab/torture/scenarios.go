@@ -817,7 +817,7 @@ func (w *World) child() *redistest.Process {
 	return p
 }
 
-func init() { redistest.RegisterChild("torture", runChild) } //nolint:gochecknoinits // as redistest wants it
+func init() { redistest.RegisterChild("torture", runChild) }
 
 func runChild(args []string, in *bufio.Reader, out io.Writer) {
 	if err := beHolder(args, in, out); err != nil {

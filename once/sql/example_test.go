@@ -1,4 +1,4 @@
-package oncesql_test //nolint:testableexamples // the example needs a database
+package oncesql_test
 
 import (
 	"context"

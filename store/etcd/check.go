@@ -31,7 +31,7 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	}
 	resp, err := pb.NewMaintenanceClient(s.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
 	if err != nil { // locks do not need the version
-		return nil //nolint:nilerr // as above
+		return nil
 	}
 	return s.login(resp.Version)
 }

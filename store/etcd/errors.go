@@ -143,7 +143,7 @@ func isRefusal(err error) bool {
 	if errors.Is(err, rpctypes.ErrInvalidAuthToken) || errors.Is(err, rpctypes.ErrAuthOldRevision) {
 		return false // the etcd client draws a new token
 	}
-	switch codeOf(err) { //nolint:exhaustive // all other codes may pass
+	switch codeOf(err) { // all other codes may pass
 	case codes.InvalidArgument, codes.OutOfRange, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
 		return true
 	}

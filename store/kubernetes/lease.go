@@ -152,7 +152,7 @@ func (s *Store) get(ctx context.Context, name string) (v *view, err error) {
 		return nil, err
 	case apierrors.IsNotFound(err):
 		s.drop(name)
-		return nil, nil //nolint:nilnil // no Lease is no error
+		return nil, nil // no Lease is no error
 	case err != nil:
 		return nil, err
 	}

@@ -23,7 +23,7 @@ import (
 )
 
 // pass lets time go by in a bubble.
-func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // in a synctest bubble
+func pass(d time.Duration) { time.Sleep(d) } // in a synctest bubble
 
 // far is a member behind a network of one process.
 type far struct {

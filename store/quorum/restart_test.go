@@ -73,7 +73,7 @@ func again[T any](ctx context.Context, s *server, command func(ctx context.Conte
 		v, err := run(s, func(m *mem.Store) (T, error) { return command(here, m) })
 		lost := here.Err() != nil
 		cancel()
-		if err == nil || !lost && err != errDown { //nolint:errorlint // this very error
+		if err == nil || !lost && err != errDown { // this very error
 			return v, err
 		}
 		select {

@@ -198,7 +198,7 @@ func TestNodeOfAnOldSessionGivesNoLock(t *testing.T) {
 	old := nodes(t, admin(t, server.Address()), "/orders")[1]
 	proxy.Stall()
 	s.EndSession()
-	time.Sleep(1100 * time.Millisecond) //nolint:forbidigo // for so long zk.Conn tries to say that the session ends
+	time.Sleep(1100 * time.Millisecond) // for so long zk.Conn tries to say that the session ends
 	proxy.Cut()
 	proxy.Resume()
 	conn := admin(t, server.Address())

@@ -326,7 +326,7 @@ func TestAWaiterIsLinkedToTheSectionBeforeIt(t *testing.T) {
 				for _, next := range waiting {
 					before := spanID(section)
 					require.NoError(t, l.Unlock(section))
-					section = <-next //nolint:fatcontext // each is a section of its own
+					section = <-next
 					require.Equal(t, before, linkOf(t, c))
 				}
 				require.NoError(t, l.Unlock(section))

@@ -225,11 +225,11 @@ func (w *world) client(options ...relock.Option) *relock.Client {
 }
 
 func pass(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // fake time
+	time.Sleep(d) // fake time
 	synctest.Wait()
 }
 
-func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { //nolint:revive // t comes first in tests
+func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context {
 	t.Helper()
 	section, err := l.Lock(ctx)
 	require.NoError(t, err)

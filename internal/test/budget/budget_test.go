@@ -409,7 +409,7 @@ func handOver(r *rig) func() {
 		go func() { got <- must(waiter.Lock(ctx)) }()
 		<-joined
 		done(holder.Unlock(section))
-		section = <-got //nolint:fatcontext // that of another lock, not one inside the last
+		section = <-got
 		holder, waiter = waiter, holder
 	}
 }
@@ -435,11 +435,11 @@ func renewal(t *testing.T) {
 		for i := range locks {
 			sections = append(sections, must(r.NewLock(fmt.Sprint(i)).Lock(endless())))
 		}
-		time.Sleep(10 * time.Second) //nolint:forbidigo // in a synctest bubble
+		time.Sleep(10 * time.Second)
 		runtime.GC()
 		got = most
 		for range 3 {
-			got = got.min(measure(r.server, rounds, func() { time.Sleep(rounds * time.Second) })) //nolint:forbidigo // in a synctest bubble
+			got = got.min(measure(r.server, rounds, func() { time.Sleep(rounds * time.Second) }))
 		}
 		runtime.KeepAlive(sections)
 	})

@@ -203,7 +203,7 @@ func TestCleanupKeepsFewOfManyCallsThatHaveGivenUp(t *testing.T) {
 		s.mu.Unlock()
 		stage.Pass(relock.MaxTTL - time.Hour)
 		require.NoError(t, section.Err())
-		require.Positive(t, len(s.ids)) //nolint:testifylint // without thousands of IDs in the message
+		require.Positive(t, len(s.ids)) // without thousands of IDs in the message
 		require.LessOrEqual(t, len(s.ids), 4096+256)
 	})
 }
@@ -260,7 +260,7 @@ func TestCleanupOfManyAsksTriesASilentStoreSeldom(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const calls = 10_240
 		s, _, tries := giveUp(t, w, calls, 10*time.Minute)
-		require.Equal(t, calls, len(s.ids)) //nolint:testifylint // without thousands of IDs in the message
+		require.Equal(t, calls, len(s.ids)) // without thousands of IDs in the message
 		require.LessOrEqual(t, tries, 45*calls, "each ask once in 20 s, and not in 2 s")
 		require.GreaterOrEqual(t, tries, 30*calls)
 	})

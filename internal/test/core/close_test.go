@@ -246,7 +246,7 @@ func TestWithReleaseOnCloseManyLocksAreFreedInFewRoundTrips(t *testing.T) {
 		c, err := relock.Open(s, relock.WithReleaseOnClose())
 		require.NoError(t, err)
 		for i := range 600 {
-			sections[fmt.Sprint(i)] = w.Enter(t.Context(), c.NewLock(fmt.Sprint(i))) //nolint:fatcontext // one each
+			sections[fmt.Sprint(i)] = w.Enter(t.Context(), c.NewLock(fmt.Sprint(i)))
 		}
 		require.NoError(t, c.Close())
 		require.LessOrEqual(t, s.Sent(stage.CmdForget), 5)

@@ -559,7 +559,7 @@ func everything(t *testing.T, w *stage.World, c *relock.Client) {
 			}
 		},
 		func() {
-			for range leader.Follow(ctx, c.NewLock("lead")) { //nolint:revive // a follower looks
+			for range leader.Follow(ctx, c.NewLock("lead")) {
 			}
 		},
 		func() { _ = leader.Run(ctx, c.NewLock("lead"), func(context.Context) error { return nil }) },

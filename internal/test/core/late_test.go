@@ -254,7 +254,7 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 				l := m.NewLock("a")
 				outer := w.Enter(t.Context(), l)
 				tape.Keep(v)
-				switch v { //nolint:exhaustive // the verbs of the list above
+				switch v {
 				case stage.CmdEnter:
 					w.GiveUp(outer, l.Lock)
 				case stage.CmdRelease:

@@ -19,7 +19,7 @@ import (
 // forget locks, and drops the section without Unlock.
 //
 //go:noinline
-func forget(t *testing.T, ctx context.Context, l *relock.Lock) relock.Holder { //nolint:revive // t comes first in a test helper
+func forget(t *testing.T, ctx context.Context, l *relock.Lock) relock.Holder {
 	t.Helper()
 	section, err := l.Lock(ctx)
 	require.NoError(t, err)

@@ -20,7 +20,7 @@ import (
 // This file is about WithLocalPass, and about stores whose waiters race.
 
 // handOn unlocks a section, and returns the section of the call that has the lock then.
-func handOn(t *testing.T, l *relock.Lock, section context.Context, next *stage.Attempt) context.Context { //nolint:revive // t comes first
+func handOn(t *testing.T, l *relock.Lock, section context.Context, next *stage.Attempt) context.Context {
 	t.Helper()
 	require.True(t, next.Waits())
 	require.NoError(t, l.Unlock(section))
@@ -36,7 +36,7 @@ func TestLinePassesALockOnInOrderWithoutAskingTheStore(t *testing.T) {
 		m, l, section, waiting := stage.Passing(t, w, 3, relock.WithLocalPass(0, 0))
 		owner, first := w.Owner("a"), stage.HolderOf(t, section)
 		for _, next := range waiting {
-			section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
+			section = handOn(t, l, section, next)
 			require.NotEqual(t, first, stage.HolderOf(t, section))
 		}
 		require.Zero(t, m.Link.Sent(), "nobody was asked")
@@ -63,7 +63,7 @@ func TestLineDrawsATokenForEachHold(t *testing.T) {
 			}
 			last++
 			if next != nil {
-				section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
+				section = handOn(t, l, section, next)
 			}
 		}
 		w.Leave(section, l)
@@ -88,7 +88,7 @@ func TestLineOvertakesOthersNoLongerThanLocalPassSays(t *testing.T) {
 				remote := w.Start(t.Context(), other)
 				for _, next := range waiting[:c.passes] {
 					stage.Pass(c.each)
-					section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
+					section = handOn(t, l, section, next)
 					require.True(t, remote.Waits())
 				}
 				stage.Pass(c.each)
@@ -244,7 +244,7 @@ func TestNestedEntriesOfASectionThatWasPassedTheLock(t *testing.T) {
 			inner := w.Enter(section, l)
 			w.RequireCount("a", 2)
 			w.Leave(inner, l)
-			section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
+			section = handOn(t, l, section, next)
 			w.RequireCount("a", 1)
 		}
 		w.Leave(section, l)
@@ -523,7 +523,7 @@ func TestALeaseWithATokenIsNotPassedOn(t *testing.T) {
 			require.Greater(t, token, last)
 			last = token
 			w.Leave(section, l)
-			section = waiting.Section() //nolint:fatcontext // the next section
+			section = waiting.Section()
 		}
 		w.Leave(section, l)
 	})

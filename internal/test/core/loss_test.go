@@ -255,7 +255,7 @@ func TestADoneContextStopsRenewal(t *testing.T) {
 // deadline.
 type hanging struct {
 	*mem.Store
-	over context.Context //nolint:containedctx // of the test
+	over context.Context
 }
 
 func (s hanging) Watch(string, func(store.ID)) (stop func()) { <-s.over.Done(); return func() {} }

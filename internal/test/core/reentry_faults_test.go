@@ -90,7 +90,7 @@ func TestANestedEntryUnderAnEntryThatIsLeftMeanwhileIsErrReleased(t *testing.T) 
 			require.True(t, l.Held(outer), "the hold goes on")
 			require.Equal(t, 1, l.Count(outer))
 			w.RequireCount("a", 1)
-			inner = w.Enter(outer, l) //nolint:fatcontext // in place of the one before
+			inner = w.Enter(outer, l)
 		}
 		w.Leave(inner, l)
 		w.Leave(outer, l)

@@ -392,7 +392,7 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 		c := w.NewClient(relock.WithOwner("orders"), relock.WithLogger(log.Logger()), relock.WithHooks(r.Hooks()))
 		ctx := t.Context()
 		for _, name := range []string{"a", "b", "c"} {
-			ctx = w.Enter(ctx, c.NewLock(name)) //nolint:fatcontext // a section inside of a section
+			ctx = w.Enter(ctx, c.NewLock(name))
 		}
 		holder := stage.HolderOf(t, ctx)
 		require.Equal(t, c.ID()+":1", holder.String())

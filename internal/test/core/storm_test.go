@@ -33,7 +33,7 @@ type belief struct {
 
 func (b *belief) holds() bool { return b.section.Err() == nil && b.lock.Remaining(b.section) > 0 }
 
-func (g *believers) enter(l *relock.Lock, section context.Context) *belief { //nolint:revive // the section belongs to the lock
+func (g *believers) enter(l *relock.Lock, section context.Context) *belief {
 	b := &belief{lock: l, section: section}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -147,7 +147,7 @@ func TestAWaitThatIsOverSaysThatTheStoreIsSilent(t *testing.T) {
 
 func TestACallWhoseTimeIsOverWithoutAWordOfTheStoreSaysSo(t *testing.T) {
 	for _, wait := range []time.Duration{time.Millisecond, 50 * time.Millisecond, 700 * time.Millisecond, 3 * time.Second} {
-		for name, call := range map[string]func(c *stage.Member, ctx context.Context) error{ //nolint:revive // the client is the subject
+		for name, call := range map[string]func(c *stage.Member, ctx context.Context) error{
 			"the wait":     func(c *stage.Member, ctx context.Context) error { return c.NewLock("a").DoFor(ctx, wait, nothing) },
 			"the deadline": func(c *stage.Member, ctx context.Context) error { return c.NewLock("a").Do(ctx, nothing) },
 			"of TryLock":   func(c *stage.Member, ctx context.Context) error { return stage.ErrorOf(c.NewLock("a").TryLock(ctx)) },

@@ -338,7 +338,7 @@ func TestTenThousandLeasesTakeOneGoroutineAndFewRoundTrips(t *testing.T) {
 		for i := range sections {
 			section, err := m.NewLock(fmt.Sprint(i)).Lock(t.Context())
 			require.NoError(t, err)
-			sections[i] = section //nolint:fatcontext // one each
+			sections[i] = section
 		}
 		require.Equal(t, 1, stage.Goroutines("(*watchdog).run"))
 		require.Less(t, stage.Goroutines("relock.(*"), 10, "none for each lock")

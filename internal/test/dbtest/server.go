@@ -63,7 +63,7 @@ type server struct {
 func Main(m *testing.M) int {
 	code := redistest.Main(m)
 	if err := Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, "dbtest:", err) //nolint:forbidigo // it runs tests, whose output this is
+		fmt.Fprintln(os.Stderr, "dbtest:", err)
 		code = max(code, 1)
 	}
 	return code
@@ -322,7 +322,7 @@ func (s *server) command(ctx context.Context, args []string) (*exec.Cmd, error) 
 // credential returns the account of the engine if this process runs as root, and nil otherwise.
 func (e *engine) credential() (*syscall.Credential, error) {
 	if os.Getuid() != 0 {
-		return nil, nil //nolint:nilnil // a command without a credential runs as this process does
+		return nil, nil // a command without a credential runs as this process does
 	}
 	account, err := user.Lookup(e.account)
 	if err != nil {

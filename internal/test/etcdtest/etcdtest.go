@@ -78,7 +78,7 @@ func Main(m *testing.M) int {
 		return code
 	}
 	if err := shared.end(); err != nil {
-		fmt.Fprintln(os.Stderr, "etcdtest:", err) //nolint:forbidigo // it runs tests, whose output this is
+		fmt.Fprintln(os.Stderr, "etcdtest:", err)
 		code = max(code, 1)
 	}
 	return code

@@ -41,7 +41,7 @@ func (s journey) use(verb func(context.Context, relock.Ticket) (context.Context,
 	s.T.Helper()
 	var section context.Context
 	require.NoError(s.T, s.Call(func() (err error) {
-		section, err = verb(s.T.Context(), t) //nolint:fatcontext // the section is the result
+		section, err = verb(s.T.Context(), t)
 		return err
 	}))
 	stage.Keep(s.T, section)

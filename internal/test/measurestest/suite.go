@@ -102,7 +102,7 @@ func (m Metrics) changed() map[string]float64 {
 	return all
 }
 
-func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { //nolint:revive // t comes first in tests
+func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context {
 	t.Helper()
 	section, err := l.Lock(ctx)
 	require.NoError(t, err)

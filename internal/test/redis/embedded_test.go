@@ -40,7 +40,7 @@ func startLock(ctx context.Context, t *testing.T, l *relock.Lock, n int) (sectio
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		in, err = l.Lock(ctx) //nolint:fatcontext // the section is the result
+		in, err = l.Lock(ctx)
 	}()
 	redistest.Eventually(t, stage.Limit, func() bool {
 		state, err := l.State(t.Context())

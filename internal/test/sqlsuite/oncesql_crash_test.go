@@ -125,7 +125,7 @@ func (c *crash) run() {
 			c.Errorf("count the results: %v", err)
 			break
 		}
-		time.Sleep(20 * time.Millisecond) //nolint:forbidigo // it polls a database
+		time.Sleep(20 * time.Millisecond) // it polls a database
 	}
 	close(done)
 	group.Wait()
@@ -357,7 +357,7 @@ func (d database) mutant(ctx context.Context, db *sql.DB, key string, number int
 		n, _ := strconv.ParseInt(string(stored), 10, 64)
 		return n, err
 	}
-	time.Sleep(5 * time.Millisecond) //nolint:forbidigo // time for the mistake to show
+	time.Sleep(5 * time.Millisecond) // time for the mistake to show
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return 0, err

@@ -382,7 +382,7 @@ func TestOnceRunsOneOfThoseWhoWaited(t *testing.T) {
 						}
 					})
 				}
-				time.Sleep(blocked) //nolint:forbidigo // the calls wait in the database
+				time.Sleep(blocked) // the calls wait in the database
 				return "first", errFailed
 			})
 			require.ErrorIs(t, err, errFailed)
@@ -535,7 +535,7 @@ func TestOncePurgeRemovesOldKeys(t *testing.T) {
 		require.Zero(t, purge(time.Minute))
 		t.do("new", 3, 2, true)
 		t.do("old 7", 3, 3, false)
-		time.Sleep(2 * time.Millisecond) //nolint:forbidigo // the clock is the database's
+		time.Sleep(2 * time.Millisecond) // the clock is the database's
 		require.Equal(t, int64(2), purge(time.Millisecond))
 	})
 }

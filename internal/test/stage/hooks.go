@@ -153,7 +153,7 @@ func AwaitLeaks(t *testing.T, n int, reported func() int) {
 func LeaksOf(r *Recorder) func() int { return func() int { return len(EventsOf[relock.Leaked](r)) } }
 
 // DropSection locks, and drops the section.
-func DropSection(t *testing.T, ctx context.Context, l *relock.Lock) { //nolint:revive // t comes first in a test helper
+func DropSection(t *testing.T, ctx context.Context, l *relock.Lock) {
 	t.Helper()
 	_, err := l.Lock(ctx)
 	require.NoError(t, err)

@@ -39,7 +39,7 @@ func (s *Stage) Enter(ctx context.Context, l *relock.Lock) context.Context {
 	s.T.Helper()
 	var section context.Context
 	require.NoError(s.T, s.Call(func() (err error) {
-		section, err = l.Lock(ctx) //nolint:fatcontext // the section is the result
+		section, err = l.Lock(ctx)
 		return err
 	}))
 	Keep(s.T, section)
@@ -72,7 +72,7 @@ func (s *Stage) Call(f func() error) error {
 
 // Keep refers to a section until its test ends. A section that the test does not mention any more
 // would be a leak, and not be renewed.
-func Keep(t *testing.T, section context.Context) { //nolint:revive // t comes first in a test helper
+func Keep(t *testing.T, section context.Context) {
 	t.Helper()
 	t.Cleanup(func() { runtime.KeepAlive(section) })
 }
@@ -133,7 +133,7 @@ func (s *Stage) RequireFree(names ...string) {
 }
 
 // RequireOwner fails unless the section's hold has the lock in the store.
-func (s *Stage) RequireOwner(name string, section context.Context) { //nolint:revive // the section does not bound the call
+func (s *Stage) RequireOwner(name string, section context.Context) {
 	s.T.Helper()
 	holder, hold := HolderOf(s.T, section), s.Owner(name)
 	require.True(s.T, strings.HasPrefix(hold, holder.String()+":"), "%s is in, and the store says %q", holder, hold)
@@ -165,7 +165,7 @@ func (s *Stage) AwaitWaiters(name string, n int) {
 }
 
 // HolderOf returns the holder of a section.
-func HolderOf(t *testing.T, section context.Context) relock.Holder { //nolint:revive // t comes first in a test helper
+func HolderOf(t *testing.T, section context.Context) relock.Holder {
 	t.Helper()
 	holder, ok := relock.HolderFrom(section)
 	require.True(t, ok, "the context is in no open section")

@@ -201,7 +201,7 @@ func (p *Proxy) copy(to, from net.Conn, answers bool) {
 			}
 		}
 		if err != nil {
-			if err != io.EOF { //nolint:errorlint // as io.Reader says
+			if err != io.EOF { // as io.Reader says
 				_ = from.Close()
 			}
 			return

@@ -170,7 +170,7 @@ func aThousandLocks(w *stage.ClusterArena) {
 	}
 	start := time.Now()
 	each(func(i int) (err error) {
-		sections[i], err = lock(i).Lock(context.Background()) //nolint:fatcontext // one each
+		sections[i], err = lock(i).Lock(context.Background())
 		return err
 	})
 	p.Faults.Reset()

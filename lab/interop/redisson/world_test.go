@@ -302,7 +302,7 @@ func (w *world) between(millis string, low, high time.Duration) {
 }
 
 // holder returns who holds the lock in the Go process, as Redis and Java see it.
-func (w *world) holder(name string, section context.Context) string { //nolint:revive // the lock comes first
+func (w *world) holder(name string, section context.Context) string {
 	w.t.Helper()
 	h, ok := relock.HolderFrom(section)
 	require.True(w.t, ok)
