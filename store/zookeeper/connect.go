@@ -129,7 +129,7 @@ const (
 // next server. By itself zk.Conn would wait for two thirds of a session, which is longer than most
 // leases last, and for the first answer even longer.
 func (c *conn) SetReadDeadline(t time.Time) error {
-	if limit := time.Now().Add(max(2*c.session.granted()/beats, dialLimit)); t.After(limit) {
+	if limit := time.Now().Add(max(2*c.session.interval(), dialLimit)); t.After(limit) {
 		t = limit
 	}
 	return c.Conn.SetReadDeadline(t)

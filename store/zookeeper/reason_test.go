@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -133,6 +134,30 @@ func TestServerThatIsSilentFromTheStartIsLeftOut(t *testing.T) {
 	l, err := s.Wait(ctx, ask(time.Second), nothing)
 	require.NoError(t, err)
 	require.NoError(t, s.Release(t.Context(), l))
+}
+
+// A server that is starting may take the connection, and never answer on it.
+func TestSilentServerIsLeftSoonHoweverLongTheSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dials := make(chan time.Time, 2)
+		s := open(t, "127.0.0.1:2181", long, relockzk.WithDialer(
+			func(ctx context.Context, _, _ string) (net.Conn, error) {
+				select {
+				case dials <- time.Now():
+				default:
+				}
+				conn, silent := net.Pipe()
+				go func() { _, _ = io.Copy(io.Discard, silent) }()
+				return conn, nil
+			}))
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := s.Try(ctx, ask(time.Second))
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		require.Len(t, dials, 2)
+		first, second := <-dials, <-dials
+		require.LessOrEqual(t, second.Sub(first), 11*time.Second)
+	})
 }
 
 // The server of a session stands still, and the others do not.

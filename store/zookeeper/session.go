@@ -59,8 +59,11 @@ func (x *session) open() {
 	s.group.Go(x.beat)
 }
 
-// beats is the number of beats in the timeout of a session.
-const beats = 8
+// beats is the number of beats in the timeout of a session. A long session has more of them.
+const (
+	beats       = 8
+	longestBeat = 5 * time.Second
+)
 
 // beat sends a request at regular intervals until the session is over. A server reports the life of
 // a session to the leader with a delay. If the server stops behind a transaction, the leader counts
@@ -68,20 +71,24 @@ const beats = 8
 // lease and the session. The client library sends a ping each third of the session only.
 //
 // A server that is silent for two beats stands still, see conn.SetReadDeadline. The session then goes
-// on at another server, before a lease of the longest allowed TTL ends.
+// on at another server, before a lease of the longest allowed TTL ends. The leases of a long session
+// may be much shorter than the session, so a beat has a longest length.
 func (x *session) beat() {
 	for {
 		begun := time.Now()
-		ctx, cancel := context.WithTimeout(context.Background(), x.store.timeout/beats)
+		ctx, cancel := context.WithTimeout(context.Background(), x.interval())
 		_, _ = x.stat(ctx, "/")
 		cancel()
 		select {
 		case <-x.dead:
 			return
-		case <-time.After(x.granted()/beats - time.Since(begun)):
+		case <-time.After(x.interval() - time.Since(begun)):
 		}
 	}
 }
+
+// interval returns the time between two beats.
+func (x *session) interval() time.Duration { return min(x.granted()/beats, longestBeat) }
 
 // granted returns the timeout of the session; before the first answer, the timeout to ask for.
 func (x *session) granted() time.Duration {
