@@ -3,6 +3,7 @@ package relockzk_test
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -19,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-const patience = 20 * time.Second
+// patience bounds a hang.
+const patience = time.Minute
 
 // open returns a Store. The end of the test closes it, with the holds that the test leaves.
 func open(t testing.TB, servers string, options ...relockzk.Option) *relockzk.Store {
@@ -36,10 +38,45 @@ func open(t testing.TB, servers string, options ...relockzk.Option) *relockzk.St
 // admin returns a connection that is not of a Store.
 func admin(t testing.TB, servers string) *zk.Conn {
 	t.Helper()
-	conn, _, err := zk.Connect(zk.FormatServers([]string{servers}), patience, zk.WithLogInfo(false))
+	conn, _, err := zk.Connect(zk.FormatServers([]string{servers}), patience, zk.WithLogInfo(false), zk.WithDialer(
+		func(network, address string, _ time.Duration) (net.Conn, error) {
+			c, err := (&net.Dialer{Timeout: patience}).Dial(network, address)
+			return &newcomer{Conn: c}, err
+		}))
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
 	return conn
+}
+
+// newcomer is a connection that waits five seconds for its first answer. A server that is starting may
+// give none, and zk.Conn by itself would wait for minutes.
+type newcomer struct {
+	net.Conn
+	answered bool
+}
+
+func (c *newcomer) SetReadDeadline(t time.Time) error {
+	if first := time.Now().Add(5 * time.Second); !c.answered && t.After(first) {
+		t = first
+	}
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c *newcomer) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.answered = c.answered || n > 0
+	return n, err
+}
+
+// retry repeats a request of a connection of admin that a busy server has not answered.
+func retry(t testing.TB, request func() error) error {
+	t.Helper()
+	var err error
+	passes := func() bool {
+		return errors.Is(err, zk.ErrNoServer) || errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrSessionExpired)
+	}
+	redistest.Eventually(t, patience, func() bool { err = request(); return !passes() }, "the server answers")
+	return err
 }
 
 var lastID atomic.Int64
@@ -131,7 +168,8 @@ func (w *waiter) get(t testing.TB) store.Lease {
 // nodes when it looks at its containers.
 func nodes(t testing.TB, conn *zk.Conn, lock string) []string {
 	t.Helper()
-	nodes, _, err := conn.Children(lock)
+	var nodes []string
+	err := retry(t, func() (err error) { nodes, _, err = conn.Children(lock); return err })
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil
 	}

@@ -21,7 +21,8 @@ var long = relockzk.WithSessionTimeout(20 * time.Minute)
 // lose deletes the node with a lock.
 func lose(t *testing.T, conn *zk.Conn, lock string) {
 	t.Helper()
-	require.NoError(t, conn.Delete(lock+"/"+nodes(t, conn, lock)[0], -1))
+	node := lock + "/" + nodes(t, conn, lock)[0]
+	require.NoError(t, retry(t, func() error { return conn.Delete(node, -1) }))
 }
 
 func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {
