@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -164,92 +162,6 @@ func TestALockIsTakenBackThoughSomeConnectionsAreDead(t *testing.T) {
 			t.Logf("taken back after %s", time.Since(begun))
 		})
 	}
-}
-
-func TestLockNeverEntersWithADoneContext(t *testing.T) {
-	w := stage.OnShared(t)
-	o := w.Peer()
-	owner, l := o.NewLock("a"), w.Peer().NewLock("a")
-	for range 200 {
-		section := w.Enter(t.Context(), owner)
-		ctx, cancel := context.WithCancel(t.Context())
-		waiter := w.Start(ctx, l)
-		w.AwaitWaiters("a", 1)
-		o.Faults.Once(w.Script(stage.LuaRelease), redistest.Before(func([]string) { cancel() })) // just before the lock is free
-		w.Leave(section, owner)
-		require.ErrorIs(t, waiter.Failure(), context.Canceled)
-		w.RequireFree("a")
-	}
-}
-
-// addDead puts waiters into a queue whose processes have gone.
-func addDead(w *stage.Arena, name string, n int) {
-	w.T.Helper()
-	members := make([]redis.Z, n)
-	for i := range members {
-		members[i] = redis.Z{Score: float64(i + 1), Member: fmt.Sprintf("dead:1:%d|30000", i)}
-	}
-	for part := range slices.Chunk(members, 1000) {
-		require.NoError(w.T, w.Plain.ZAdd(context.Background(), stage.BaseKey(name)+":queue", part...).Err())
-	}
-}
-
-func TestTwentyThousandDeadWaitersArePassedOverInShortSteps(t *testing.T) {
-	const dead, step = 20_000, 100
-	w := stage.OnOwn(t)
-	patient := func(o *redis.Options) { o.ReadTimeout = 5 * time.Second }
-	p, other := w.PeerOn(patient), w.PeerOn(patient)
-	l := p.NewLock("a")
-	section := w.Enter(t.Context(), l)
-	addDead(w, "a", dead)
-	waiter := w.Start(t.Context(), w.PeerOn(patient).NewLock("a"))
-	w.AwaitWaiters("a", dead+1)
-
-	calls := w.Counter(p, stage.LuaRelease)
-	stop, stopped := make(chan struct{}), make(chan int)
-	go func() { // somebody else uses the server
-		served, l := 0, other.NewLock("b")
-		for {
-			select {
-			case <-stop:
-				stopped <- served
-				return
-			default:
-				if l.Do(context.Background(), func(context.Context) error { return nil }) == nil {
-					served++
-				}
-			}
-		}
-	}()
-	w.Within(10*time.Second).Leave(section, l)
-	close(stop)
-	served := <-stopped
-	t.Logf("one Unlock in %d script calls, while %d sections of another client were served", calls(), served)
-	require.InDelta(t, dead/step, calls(), 2, "at most %d a script", step)
-	require.Greater(t, served, dead/step/10)
-	mine := waiter.Section()
-	require.Zero(t, w.Waiters("a"))
-	w.Leave(mine, waiter.Lock)
-}
-
-func TestAForcedUnlockIsToldAtOnce(t *testing.T) {
-	w := stage.OnShared(t)
-	l, operator := w.Peer().NewLock("a"), w.Peer().NewLock("a") // renewed every 10 s
-	var took []time.Duration
-	for i := range 9 {
-		section := w.Enter(t.Context(), l)
-		if i > 0 { // also a section that has just begun
-			stage.SleepUntil(time.Now().Add(250 * time.Millisecond)) // long enough to be watched
-		}
-		begun := time.Now()
-		require.NoError(t, operator.ForceUnlock(t.Context()))
-		require.Equal(t, relock.LossTaken, w.Within(time.Second).Lost(section))
-		took = append(took, time.Since(begun))
-		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	}
-	slices.Sort(took)
-	t.Logf("told after %s in the median, %s at most", took[len(took)/2], took[len(took)-1])
-	require.Less(t, took[len(took)/2], bound.Of(50*time.Millisecond)+w.Lateness())
 }
 
 func TestTheEndOfALockIsToldLongBeforeItsRenewal(t *testing.T) {

@@ -2,11 +2,9 @@ package faults_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -85,20 +83,6 @@ func (s journey) travel() {
 	s.RequireFree(s.L.Name())
 }
 
-// giveUpOn uses a ticket, lets the script hang on the wire, and cancels.
-func (s journey) giveUpOn(script string, verb func(context.Context, relock.Ticket) (context.Context, error), t relock.Ticket) *redistest.Rule {
-	s.T.Helper()
-	ctx, cancel := context.WithCancel(s.T.Context())
-	defer cancel()
-	stuck := s.Other.Faults.On(s.Script(script), redistest.Hold()) // a busy machine may see a second attempt
-	a := s.Begin(ctx, func(ctx context.Context) (context.Context, error) { return verb(ctx, t) })
-	stuck.WaitHits(s.T, 1)
-	cancel()
-	require.True(s.T, stage.IsDone(a.Within(stage.Promptly).Failure()), "%v", a.Err)
-	stuck.Remove()
-	return stuck
-}
-
 func TestAConnectionMayBreakAtAnyCommandOfAJourney(t *testing.T) {
 	w := stage.OnShared(t)
 	for name, action := range map[string]redistest.Action{
@@ -128,131 +112,10 @@ func TestAConnectionMayBreakAtAnyCommandOfAJourney(t *testing.T) {
 	}
 }
 
-func TestALostReplyOfATicketIsAskedForAgainAndCountsOnce(t *testing.T) {
-	for _, script := range []string{stage.LuaBorrow, stage.LuaReturn, stage.LuaRecall, stage.LuaAccept} {
-		for name, how := range stage.Breaks {
-			t.Run(script+", "+name, func(t *testing.T) {
-				s := newJourney(stage.OnShared(t), "a")
-				victim := s.Other
-				if script == stage.LuaRecall {
-					victim = s.P
-				}
-				rule := victim.Faults.Once(s.Script(script), redistest.DropReply(how))
-				s.travel()
-				rule.WaitHits(t, 1)
-			})
-		}
-	}
-}
-
 func TestACommandOfATicketThatRunsTwiceDoesWhatItDoesOnce(t *testing.T) {
 	s := newJourney(stage.OnShared(t), "a")
 	for _, victim := range []*stage.Peer{s.P, s.Other} {
 		victim.Faults.On(s.Script(slices.Concat(stage.TicketScripts, stage.ScriptNames)...), redistest.Duplicate(2, redistest.First))
 	}
 	s.travel()
-}
-
-func TestALostReplyOfALoanThatFollowsIsNoLoss(t *testing.T) {
-	const ttl = 1200 * time.Millisecond
-	s := journey{stage.Apart(t).Scene(relock.WithTTL(ttl))}
-	section, ticket := s.lend()
-	loan := s.use(s.Far.Borrow, ticket)
-	rule := s.Other.Faults.On(s.Script(stage.LuaFollow), redistest.DropReply(redistest.Reset)).Times(2)
-	stage.SleepUntil(time.Now().Add(2 * ttl))
-	rule.WaitHits(t, 2)
-	require.NoError(t, loan.Err())
-	s.Leave(loan, s.Far)
-	s.Leave(section, s.L)
-	s.RequireFree("a")
-}
-
-func TestALateCommandOfATicketTouchesNothingThatCameLater(t *testing.T) {
-	// Each leaves the lock with a later section in P, and returns what is stuck.
-	for what, act := range map[string]func(s journey) *redistest.Rule{
-		"Borrow": func(s journey) *redistest.Rule {
-			section, ticket := s.lend()
-			stuck := s.giveUpOn(stage.LuaBorrow, s.Far.Borrow, ticket)
-			s.Leave(section, s.L)
-			return stuck
-		},
-		"the Unlock of a loan": func(s journey) *redistest.Rule {
-			section, ticket := s.lend()
-			loan := s.use(s.Far.Borrow, ticket)
-			stuck := s.Other.Faults.Once(s.Script(stage.LuaReturn), redistest.Hold())
-			s.Leave(loan, s.Far) // the first attempt hangs, the second is answered
-			s.Leave(section, s.L)
-			return stuck
-		},
-		"the Unlock of a lender": func(s journey) *redistest.Rule {
-			section, ticket := s.lend()
-			loan := s.use(s.Far.Borrow, ticket)
-			stuck := s.P.Faults.Once(s.Script(stage.LuaRecall), redistest.Hold())
-			s.Leave(section, s.L)
-			s.Leave(loan, s.Far)
-			return stuck
-		},
-		"Accept of a section that another one continues": func(s journey) *redistest.Rule {
-			ticket := s.handOff()
-			stuck := s.giveUpOn(stage.LuaAccept, s.Far.Accept, ticket)
-			third := s.Peer().NewLock("a")
-			s.Leave(s.use(third.Accept, ticket), third)
-			return stuck
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			s := journey{stage.OnShared(t).Scene()}
-			stuck := act(s)
-			section, ticket := s.lend()
-			loan := s.use(s.Far.Borrow, ticket)
-			s.Unchanged(func() { require.NotEmpty(t, stuck.Release(t)) })
-			s.Leave(section, s.L)
-			require.Equal(t, 1, s.Count("a"), "the loan is open")
-			s.Leave(loan, s.Far)
-			s.RequireFree("a")
-		})
-	}
-}
-
-func TestALateTicketThatNobodyWantsIsTakenBackInTime(t *testing.T) {
-	const ttl = 1500 * time.Millisecond
-	t.Run("Borrow", func(t *testing.T) {
-		s := journey{stage.Apart(t).Scene(relock.WithTTL(ttl))}
-		section, ticket := s.lend()
-		s.giveUpOn(stage.LuaBorrow, s.Far.Borrow, ticket).Release(t) // a loan, for nobody
-		s.Leave(section, s.L)
-		s.Within(ttl + s.Limit).RequireFree("a")
-	})
-	t.Run("Accept", func(t *testing.T) {
-		s := journey{stage.Apart(t).Scene(relock.WithTTL(ttl))}
-		s.giveUpOn(stage.LuaAccept, s.Far.Accept, s.handOff()).Release(t) // moves the lock, to nobody
-		s.Within(ttl + s.Limit).RequireFree("a")
-	})
-}
-
-func TestAnUnlockOfALoanThatIsNeverAnsweredLeavesTheLockFree(t *testing.T) {
-	const ttl = 1500 * time.Millisecond
-	for _, script := range []string{stage.LuaReturn, stage.LuaRecall} {
-		t.Run(script, func(t *testing.T) {
-			s := journey{stage.OnShared(t).Scene(relock.WithTTL(ttl))}
-			section, ticket := s.lend()
-			loan := s.use(s.Far.Borrow, ticket)
-			for _, victim := range []*stage.Peer{s.P, s.Other} {
-				victim.Faults.On(s.Script(script), redistest.DropReply(redistest.EOF))
-			}
-			first := s.Within(ttl + stage.AtOnce)
-			if script == stage.LuaRecall {
-				err := first.Call(func() error { return s.L.Unlock(section) })
-				require.ErrorContains(t, err, "not confirmed")
-				if err := s.Far.Unlock(loan); err != nil && !errors.Is(err, relock.ErrLockLost) {
-					require.ErrorContains(t, err, "not confirmed") // the lease of the lender was over meanwhile
-				}
-			} else {
-				err := first.Call(func() error { return s.Far.Unlock(loan) })
-				require.ErrorContains(t, err, "not confirmed")
-				s.Leave(section, s.L)
-			}
-			s.Within(ttl + s.Limit).RequireFree("a")
-		})
-	}
 }

@@ -108,25 +108,6 @@ func withoutDuration(r relock.Renewed) relock.Renewed {
 	return r
 }
 
-func TestALockThatIsContendedAgainAndAgainIsSubscribedOnce(t *testing.T) {
-	const rounds = 20
-	w := stage.OnShared(t)
-	owner, p := w.Peer().NewLock("a"), w.Peer()
-	l := p.NewLock("a")
-	asks := w.Counter(p, stage.LuaAcquire)
-	for range rounds {
-		section := w.Enter(t.Context(), owner)
-		waiter := w.Start(t.Context(), l)
-		w.AwaitWaiters("a", 1)
-		w.Leave(section, owner)
-		waiter.Leave()
-	}
-	require.Equal(t, 1, p.Faults.Commands("SUBSCRIBE"))
-	require.Zero(t, p.Faults.Commands("UNSUBSCRIBE"))
-	require.Equal(t, rounds+1, asks(), "once subscribed, the first call joins the queue")
-	w.Within(0).RequireFree("a")
-}
-
 func TestAPubSubConnectionThatIsCutWhileTheLockIsFreedCostsLittle(t *testing.T) {
 	for order, act := range map[string]func(p *stage.Peer, leave func()){
 		"cut first": func(p *stage.Peer, leave func()) { p.Faults.CutPubSub(); leave() },
@@ -156,25 +137,6 @@ func TestAPubSubConnectionThatIsCutWhileTheLockIsFreedCostsLittle(t *testing.T) 
 			s.Within(0).RequireFree("a")
 		})
 	}
-}
-
-func TestAPubSubConnectionThatCannotBeMadeCostsALeaseAndNoHotLoop(t *testing.T) {
-	const ttl = 1500 * time.Millisecond
-	s := stage.OnShared(t).Scene(relock.WithTTL(ttl))
-	section := s.LockBy()
-	asks := s.Counter(s.P, stage.LuaAcquire)
-	s.P.Faults.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
-	waiter := s.Start(t.Context(), s.L)
-	redistest.Eventually(t, s.Limit, func() bool { return s.P.Faults.Stats().Dials >= 3 }, "it tries")
-	s.P.Faults.Reset()
-	before := asks()
-	stage.SleepUntil(time.Now().Add(time.Second))
-	require.True(t, waiter.Waits())
-	require.LessOrEqual(t, s.P.Faults.Stats().Dials, 30, "no hot loop") // go-redis dials more than once for each try
-	require.LessOrEqual(t, asks()-before, 15, "no hot loop")
-	s.Leave(section, s.Far)
-	s.Leave(waiter.Within(ttl+stage.AfterLease).Section(), s.L)
-	s.Within(0).RequireFree("a")
 }
 
 func TestAPubSubConnectionThatGoesSilentIsFoundOutWithinSeconds(t *testing.T) {
