@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/go-relock/relock/event"
 	"time"
 
 	"github.com/go-relock/relock/store"
@@ -24,8 +25,8 @@ type acquiring struct {
 	placed  bool                    // the wait in progress has had its first place in the queue
 	refusal *LockedError            // the store's last refusal
 	hint    *time.Timer             // of waitsForItself; nil: there was none
-	event   AcquireFinished         // as far as is known; Context is for commands, too
-	traces  []TraceFinished         // of Hooks.Trace
+	event   event.AcquireFinished   // as far as is known; Context is for commands, too
+	traces  []event.TraceFinished   // of Hooks.Trace
 	hold    *hold                   // that the call makes; nil: none
 	section *section                // that the call has entered; nil: not yet
 }
@@ -52,7 +53,7 @@ func (a *acquiring) failed(ctx context.Context, err error) error {
 // store. The cause of ctx, the context of the call's commands, is what has ended the call: it comes
 // from this package while the caller's context goes on. The cause of the caller's context may be
 // any error, such as the refusal or the loss of another lock, and decides nothing.
-func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
+func (a *acquiring) judge(ctx context.Context, err error) (event.Outcome, error) {
 	cause, goesOn := context.Cause(ctx), a.ctx.Err() == nil
 	var busy *store.Busy
 	var declined *store.Declined
@@ -60,29 +61,29 @@ func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
 	isRefused := a.refusal != nil && (cause == errWaitOver || errors.As(err, &busy)) // the cause of ctx may wrap that of another call
 	switch {
 	case a.lock.client.isClosed() && (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)):
-		return OutcomeClosed, a.opError(ErrClosed)
+		return event.OutcomeClosed, a.opError(ErrClosed)
 	case goesOn && isDeadlock:
-		return OutcomeDeadlock, cause
+		return event.OutcomeDeadlock, cause
 	case goesOn && isStop(cause):
 		if errors.Is(err, ErrUnavailable) {
 			cause = because(cause, err)
 		}
 		return a.interrupted(cause)
 	case errors.As(err, &declined):
-		return OutcomeDeclined, &DeclinedError{Name: a.lock.name, Reply: declined.Reply}
+		return event.OutcomeDeclined, &DeclinedError{Name: a.lock.name, Reply: declined.Reply}
 	case goesOn && cause == ErrQueueFull: // as progress has set it
 		if a.refusal == nil {
 			a.refusal = &LockedError{Name: a.lock.name}
 		}
 		return a.interrupted(ErrQueueFull)
 	case isRefused && !errors.Is(err, ErrUnavailable):
-		return OutcomeLocked, a.refusal
+		return event.OutcomeLocked, a.refusal
 	case goesOn && errors.Is(err, ErrNotReplicated): // also at the end of the wait
-		return OutcomeError, a.opError(because(cmp.Or(cause, err), err))
+		return event.OutcomeError, a.opError(because(cmp.Or(cause, err), err))
 	case cause == errWaitOver:
 		return a.interrupted(because(cause, err))
 	case goesOn && cause == errSilent:
-		return OutcomeError, a.opError(silent(err))
+		return event.OutcomeError, a.opError(silent(err))
 	case !goesOn:
 		if end := context.Cause(a.ctx); !errors.Is(err, end) { // a store need not know the cause
 			err = fmt.Errorf("%w: %w", err, end)
@@ -91,21 +92,21 @@ func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
 	case isRefused:
 		return a.interrupted(err)
 	case ctx.Err() != nil: // the section around the call has ended
-		return OutcomeCanceled, a.opError(err)
+		return event.OutcomeCanceled, a.opError(err)
 	case errors.Is(err, ErrDeadlock): // a second upgrade
-		return OutcomeDeadlock, a.opError(err)
+		return event.OutcomeDeadlock, a.opError(err)
 	default:
-		return OutcomeError, a.opError(err)
+		return event.OutcomeError, a.opError(err)
 	}
 }
 
 // interrupted is the end of a call that could not go on to ask: a refusal, if another had the lock.
-func (a *acquiring) interrupted(err error) (Outcome, error) {
+func (a *acquiring) interrupted(err error) (event.Outcome, error) {
 	if a.refusal == nil {
-		return OutcomeCanceled, a.opError(err)
+		return event.OutcomeCanceled, a.opError(err)
 	}
 	a.refusal.Err = err
-	return OutcomeLocked, a.refusal
+	return event.OutcomeLocked, a.refusal
 }
 
 func (a *acquiring) opError(err error) error {
@@ -116,23 +117,23 @@ func (a *acquiring) opError(err error) error {
 func (a *acquiring) started(start time.Time) {
 	l, hooks := a.lock, &a.lock.settings.hooks
 	a.event.Context = a.ctx
-	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil && len(hooks.traces) == 0 {
+	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil && len(l.settings.traces) == 0 {
 		return
 	}
 	if start.IsZero() {
 		start = time.Now()
 	}
-	event := AcquireStarted{
+	e := event.AcquireStarted{
 		Context: a.ctx, Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Start: start,
 		Client: l.client.id, Key: l.ask.Name, Waits: a.wait != 0,
 	}
-	a.event.Name, a.event.Mode, a.event.Start, a.event.TTL = event.Name, event.Mode, start, l.settings.ttl
+	a.event.Name, a.event.Mode, a.event.Start, a.event.TTL = e.Name, e.Mode, start, l.settings.ttl
 	if hook := hooks.AcquireStarted; hook != nil {
-		l.client.events.Emit(func() { hook(event) })
+		l.client.events.Emit(func() { hook(e) })
 	}
-	for _, trace := range hooks.traces {
+	for _, trace := range l.settings.traces {
 		l.client.events.Survive(l.settings.logger, func() {
-			inner := event
+			inner := e
 			inner.Context = a.event.Context
 			ctx, finished := trace(inner)
 			a.event.Context = heir(ctx, inner.Context)
@@ -154,19 +155,19 @@ func (a *acquiring) finished(err error) {
 	a.event.Duration, a.event.Err = time.Since(a.event.Start), err
 	if err == nil { // perhaps by another Lock of the same name, with options of its own
 		h := a.section.entry.hold
-		a.event.Outcome, a.event.TTL, a.event.Leader = OutcomeAcquired, h.ttl, h.leader
+		a.event.Outcome, a.event.TTL, a.event.Leader = event.OutcomeAcquired, h.ttl, h.leader
 	} else {
-		a.event.Wake = WakeNone
+		a.event.Wake = event.WakeNone
 	}
 	a.endTraces()
-	if event := a.event; hook != nil {
-		a.lock.client.events.Emit(func() { hook(event) })
+	if e := a.event; hook != nil {
+		a.lock.client.events.Emit(func() { hook(e) })
 	}
 }
 
 // endTraces reports the end of the call to the traces, which may give the section another context.
 func (a *acquiring) endTraces() {
-	var ends []func(TraceEnded)
+	var ends []func(event.TraceEnded)
 	for _, finished := range a.traces {
 		a.lock.client.events.Survive(a.lock.settings.logger, func() {
 			if a.event.Err != nil {
@@ -184,4 +185,12 @@ func (a *acquiring) endTraces() {
 	if len(ends) > 0 {
 		a.section.entry.hold.trace(ends)
 	}
+}
+
+// heir returns ctx, which a Trace has made, or parent if ctx is nil or has another end.
+func heir(ctx, parent context.Context) context.Context {
+	if ctx == nil || ctx.Done() != parent.Done() {
+		return parent
+	}
+	return ctx
 }

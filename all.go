@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"errors"
+	"github.com/go-relock/relock/event"
 	"runtime"
 	"slices"
 	"strings"
@@ -381,7 +382,7 @@ func (j *joint) several() store.Several {
 func (j *joint) newHolds(wait time.Duration) (calls []*acquiring, holds []*hold, asks []store.Ask) {
 	var holder Holder
 	for _, lock := range j.locks.locks {
-		a := &acquiring{lock: lock, ctx: j, wait: wait, event: AcquireFinished{Holder: holder}}
+		a := &acquiring{lock: lock, ctx: j, wait: wait, event: event.AcquireFinished{Holder: holder}}
 		if around, err := a.surroundings(); around != nil || err != nil {
 			return nil, nil, nil
 		}

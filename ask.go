@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/go-relock/relock/event"
 	"sync"
 	"time"
 
@@ -29,7 +30,7 @@ func (l *Lock) Ask(ctx context.Context) error {
 	}
 	asking, is := l.client.store.(store.Asking)
 	if !is {
-		return l.opError("ask", Holder{}, fmt.Errorf("%w: a word to the holder in this store", errors.ErrUnsupported))
+		return l.opError("ask", "", fmt.Errorf("%w: a word to the holder in this store", errors.ErrUnsupported))
 	}
 	holds, err := l.holds(ctx, "ask")
 	if err != nil {
@@ -109,7 +110,7 @@ func (c *Client) asked(id store.ID) {
 		w.heard = true
 		close(w.c)
 		if hook := h.hooks.Wanted; hook != nil {
-			e := Wanted{Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Held: time.Since(h.since)}
+			e := event.Wanted{Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Held: time.Since(h.since)}
 			c.events.Emit(func() { hook(e) })
 		}
 	}

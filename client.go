@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"github.com/go-relock/relock/event"
 	"log/slog"
 	"strconv"
 	"sync"
@@ -84,7 +85,7 @@ func newClient(s settings) (*Client, error) {
 	c.life, c.end = context.WithCancelCause(context.Background())
 	var onDrop func(int)
 	if dropped := s.hooks.Dropped; dropped != nil {
-		onDrop = func(n int) { dropped(Dropped{Events: n}) }
+		onDrop = func(n int) { dropped(event.Dropped{Events: n}) }
 	}
 	c.events = events.New(s.logger, onDrop)
 	c.group.Panicked = func(reason any) { c.events.Panicked(s.logger, "relock: the store panicked", reason) }
@@ -158,8 +159,8 @@ func (t *table) close(c *Client) (todo []func()) {
 		for _, cancel := range h.cancelsLocked() {
 			todo = append(todo, func() { cancel(ErrClosed) })
 		}
-		if event := t.endEventLocked(h, nil); event != nil {
-			c.events.Emit(event)
+		if report := t.endEventLocked(h, nil); report != nil {
+			c.events.Emit(report)
 		}
 		if h.state == held && c.settings.releaseOnClose {
 			t.finishLocked(h, ErrClosed)
@@ -242,14 +243,14 @@ func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog
 func (c *Client) newID(holder Holder) (store.ID, Holder) {
 	n := c.numbers.Add(1)
 	var room [128]byte
-	id := append(room[:0], holder.id...)
-	if holder == (Holder{}) {
+	id := append(room[:0], holder...)
+	if holder == "" {
 		id = strconv.AppendInt(append(append(id, c.id...), ':'), n, 10)
 	}
 	end := len(id)
 	id = strconv.AppendInt(append(id, ':'), n, 10)
 	name := string(strconv.AppendUint(id, secretDigits(), 10))
-	return store.ID(name), Holder{id: name[:end]} // both in one allocation
+	return store.ID(name), Holder(name[:end]) // both in one allocation
 }
 
 // randomDigits is the number of digits of secretDigits.

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -52,7 +53,7 @@ func TestASuspendedMachineDoesNotBelieveInALeaseThatIsOver(t *testing.T) {
 				require.Zero(t, l.Remaining(section))
 				require.Zero(t, l.Count(section))
 				sent := asked(m)
-				require.LessOrEqual(t, w.LostBecause(section, relock.LossExpired), time.Second)
+				require.LessOrEqual(t, w.LostBecause(section, event.LossExpired), time.Second)
 				require.Equal(t, sent, asked(m), "the store was not asked")
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 				w.RequireOwner("a", theirs)
@@ -105,7 +106,7 @@ func TestALeaseThatCannotBeRenewedEndsByTheWallClock(t *testing.T) {
 		m, wall, l, section := suspended(t, w)
 		m.Link.Cut()
 		wall.Leap(relock.DefaultTTL / 2)
-		require.Equal(t, l.Remaining(section), w.LostBecause(section, relock.LossExpired))
+		require.Equal(t, l.Remaining(section), w.LostBecause(section, event.LossExpired))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
@@ -138,7 +139,7 @@ func TestAClockThatIsSetBackChangesNothing(t *testing.T) {
 		stage.Pass(time.Minute)
 		require.NoError(t, section.Err())
 		m.Link.Cut()
-		require.Equal(t, l.Remaining(section), w.LostBecause(section, relock.LossExpired), "the monotonic clock counts")
+		require.Equal(t, l.Remaining(section), w.LostBecause(section, event.LossExpired), "the monotonic clock counts")
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }

@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"errors"
+	"github.com/go-relock/relock/event"
 	"log/slog"
 	"time"
 
@@ -10,7 +11,7 @@ import (
 )
 
 // lose ends a lost hold, and returns the error for its sections.
-func (h *hold) lose(reason LossReason) error {
+func (h *hold) lose(reason event.LossReason) error {
 	t := &h.client.table
 	t.mu.Lock()
 	if h.state == over {
@@ -37,9 +38,9 @@ func (h *hold) endOf(gone bool) error {
 	case state == leaving:
 		return ErrReleased
 	case gone:
-		return h.lose(LossTaken)
+		return h.lose(event.LossTaken)
 	case expired: // the watchdog is about to find out
-		return h.lose(LossExpired)
+		return h.lose(event.LossExpired)
 	case recalled:
 		return ErrRecalled
 	default:
@@ -64,9 +65,9 @@ type loss struct {
 // loseLocked ends a lost hold. LossExpired stands for every reason of a loss at the deadline: the
 // reason is the same whether the watchdog or a call has found the loss. The caller calls end and
 // report, and counts as a goroutine of the client until report returns.
-func (t *table) loseLocked(h *hold, reason LossReason) *loss {
+func (t *table) loseLocked(h *hold, reason event.LossReason) *loss {
 	h.client.group.Add()
-	if reason == LossExpired {
+	if reason == event.LossExpired {
 		reason = h.reasonLocked()
 	}
 	l := &loss{hold: h, err: &LostError{Name: h.name, Holder: h.holder, Token: h.token, Reason: reason}, cancel: h.cancelsLocked()}
@@ -76,16 +77,16 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 }
 
 // reasonLocked returns the reason for a loss at the deadline. A closed client renews nothing.
-func (h *hold) reasonLocked() LossReason {
+func (h *hold) reasonLocked() event.LossReason {
 	switch {
 	case h.isLongestLocked(h.lease.Until()):
-		return LossMaxHold
+		return event.LossMaxHold
 	case h.client.table.closed, h.client.table.isWantedLocked(h):
-		return LossExpired
+		return event.LossExpired
 	case h.leaked:
-		return LossLeaked
+		return event.LossLeaked
 	default:
-		return LossAbandoned
+		return event.LossAbandoned
 	}
 }
 
@@ -105,7 +106,7 @@ func (l *loss) report() {
 	// up whoever waits. With WithLockDelay the store keeps the lock for a time, unless the lock was
 	// taken away.
 	delay := h.delay
-	if l.err.Reason == LossTaken {
+	if l.err.Reason == event.LossTaken {
 		delay = 0
 	}
 	c.cleanup.addAfter(delay, h, h.lease.Ask, h.longest())
@@ -137,9 +138,9 @@ func (c *Client) reportLeaks() {
 		e.cancel(nil)
 		c.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
 			slog.String("lock", h.name), slog.String("holder", h.holder.String()))
-		if h.hooks.Leaked != nil {
-			event := Leaked{Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Held: time.Since(h.since)}
-			c.events.Emit(func() { h.hooks.Leaked(event) })
+		if hook := h.hooks.Leaked; hook != nil {
+			e := event.Leaked{Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Held: time.Since(h.since)}
+			c.events.Emit(func() { hook(e) })
 		}
 	}
 }
@@ -161,8 +162,8 @@ func (t *table) finishLocked(h *hold, end error) {
 // its event are one step under the mutex, so that Close comes before both or after both.
 func (t *table) releaseLocked(h *hold, end, err error) {
 	t.finishLocked(h, end)
-	if event := t.endEventLocked(h, err); event != nil {
-		h.client.events.Emit(event)
+	if report := t.endEventLocked(h, err); report != nil {
+		h.client.events.Emit(report)
 	}
 }
 
@@ -174,7 +175,7 @@ func (t *table) endEventLocked(h *hold, err error) func() {
 	if hooks.Closed == nil && hooks.Lost == nil && hooks.Released == nil {
 		return nil
 	}
-	e := Closed{
+	e := event.Closed{
 		Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
 		Leader: h.leader,
 	}
@@ -186,21 +187,27 @@ func (t *table) endEventLocked(h *hold, err error) func() {
 		if h.closed = true; hooks.Closed == nil {
 			return nil
 		}
-		event := e
-		return func() { hooks.Closed(event) }
+		closed := e
+		return func() { hooks.Closed(closed) }
 	case isLost && hooks.Lost != nil:
-		event := Lost{e.Name, e.Mode, e.Holder, e.Token, e.TTL, lost.Reason, e.Held, e.MaxDepth, e.Leader}
-		return func() { hooks.Lost(event) }
+		lost := event.Lost{
+			Name: e.Name, Mode: e.Mode, Holder: e.Holder, Token: e.Token, TTL: e.TTL, Reason: lost.Reason, Held: e.Held, MaxDepth: e.MaxDepth,
+			Leader: e.Leader,
+		}
+		return func() { hooks.Lost(lost) }
 	case !isLost && hooks.Released != nil:
-		event := Released{e.Name, e.Mode, e.Holder, e.Token, e.TTL, e.Held, e.MaxDepth, e.Leader, err}
-		return func() { hooks.Released(event) }
+		released := event.Released{
+			Name: e.Name, Mode: e.Mode, Holder: e.Holder, Token: e.Token, TTL: e.TTL, Held: e.Held, MaxDepth: e.MaxDepth, Leader: e.Leader,
+			Err: err,
+		}
+		return func() { hooks.Released(released) }
 	default:
 		return nil
 	}
 }
 
 // trace notes functions to call at the end of the hold, which may be over already.
-func (h *hold) trace(ends []func(TraceEnded)) {
+func (h *hold) trace(ends []func(event.TraceEnded)) {
 	t := &h.client.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -215,7 +222,7 @@ func (t *table) endTracesLocked(h *hold, err error) {
 	if len(h.traces) == 0 {
 		return
 	}
-	end := TraceEnded{Closed: t.closed, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err}
+	end := event.TraceEnded{Closed: t.closed, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err}
 	if lost, is := h.end.(*LostError); is { // the end of a hold is not wrapped
 		end.Reason = lost.Reason
 	}

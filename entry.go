@@ -141,15 +141,6 @@ func (e *entry) isOpen() bool {
 	return !e.left && e.hold.state == held
 }
 
-// HolderFrom returns the holder of the innermost open section around ctx, and whether ctx is inside
-// of one.
-func HolderFrom(ctx context.Context) (Holder, bool) {
-	if e := openEntry(ctx, func(*entry) bool { return true }); e != nil {
-		return e.hold.holder, true
-	}
-	return Holder{}, false
-}
-
 // openEntry returns the innermost open entry of a kind around ctx; nil: none.
 func openEntry(ctx context.Context, is func(*entry) bool) *entry {
 	return entryOf(ctx).find(func(e *entry) bool { return is(e) && e.isOpen() })

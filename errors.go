@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/go-relock/relock/event"
 	"reflect"
 	"strings"
 	"time"
@@ -106,7 +107,7 @@ type LockedError struct {
 
 func (e *LockedError) Error() string {
 	msg := fmt.Sprintf("relock: %q is locked by another holder", e.Name)
-	if e.Holder != (Holder{}) {
+	if e.Holder != "" {
 		msg = fmt.Sprintf("relock: %q is locked by %s; its lease has %s left and may be renewed",
 			e.Name, e.Holder, e.TTL.Round(time.Millisecond))
 		if e.TTL < 0 {
@@ -128,24 +129,12 @@ func (e *LockedError) Is(target error) bool { return target == ErrLocked }
 // Unwrap returns Err.
 func (e *LockedError) Unwrap() error { return e.Err }
 
-// LossReason is the reason for the loss of a hold.
-type LossReason string
-
-// The reasons for a loss are a bounded set, fit for a metric label.
-const (
-	LossExpired   LossReason = "expired"   // the lease ran out before a renewal was confirmed (or the lease was fixed)
-	LossTaken     LossReason = "taken"     // the store has lost the hold: expired there, deleted, force-unlocked, or data was lost
-	LossMaxHold   LossReason = "max_hold"  // the limit of WithMaxHold was reached
-	LossAbandoned LossReason = "abandoned" // the section's context was done, so nothing renewed the lease, and the lease ran out without Unlock
-	LossLeaked    LossReason = "leaked"    // the section's context was garbage collected without Unlock, and the lease ran out
-)
-
-var lossReasons = map[LossReason]string{
-	LossExpired:   "the lease ran out",
-	LossTaken:     "the store does not have this hold any more",
-	LossMaxHold:   "the longest allowed hold was reached",
-	LossAbandoned: "its context was done and the lease ran out without Unlock",
-	LossLeaked:    "its context was dropped without Unlock and the lease ran out",
+var lossReasons = map[event.LossReason]string{
+	event.LossExpired:   "the lease ran out",
+	event.LossTaken:     "the store does not have this hold any more",
+	event.LossMaxHold:   "the longest allowed hold was reached",
+	event.LossAbandoned: "its context was done and the lease ran out without Unlock",
+	event.LossLeaked:    "its context was dropped without Unlock and the lease ran out",
 }
 
 // LostError is the loss of a hold. LostError matches [ErrLockLost].
@@ -153,7 +142,7 @@ type LostError struct {
 	Name   string // the lock
 	Holder Holder // the holder of the lost hold
 	Token  int64  // its fencing token, 0 if none was drawn
-	Reason LossReason
+	Reason event.LossReason
 }
 
 func (e *LostError) Error() string {
@@ -216,7 +205,7 @@ type OpError struct {
 
 func (e *OpError) Error() string {
 	failure := strings.TrimPrefix(fmt.Sprint(e.Err), "relock: ")
-	if e.Holder == (Holder{}) {
+	if e.Holder == "" {
 		return fmt.Sprintf("relock: %s %q: %s", e.Op, e.Name, failure)
 	}
 	return fmt.Sprintf("relock: %s %q as %s: %s", e.Op, e.Name, e.Holder, failure)

@@ -109,7 +109,7 @@ func (l *Lock) Run(ctx context.Context, script string, keys []string, args ...an
 		var busy *store.Busy
 		waits := errors.As(err, &busy) || errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnsure)
 		if !waits {
-			return nil, l.opError("run", Holder{}, err)
+			return nil, l.opError("run", "", err)
 		}
 	}
 	section, err := l.Lock(ctx)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store/mem"
 )
 
@@ -414,7 +415,6 @@ func ExampleDo() {
 	// relock: "fake" is locked by another holder
 }
 
-// Hooks are for metrics and traces. They run one after another, away from the code that locks.
 func ExampleDoValue() {
 	client := inMemory()
 	defer client.Close()
@@ -425,10 +425,11 @@ func ExampleDoValue() {
 	// Output: 4711 <nil>
 }
 
+// Hooks are for metrics and traces. They run one after another, away from the code that locks.
 func ExampleWithHooks() {
-	client := inMemory(relock.WithHooks(relock.Hooks{
-		AcquireFinished: func(e relock.AcquireFinished) { fmt.Println("acquire:", e.Name, e.Outcome, e.Depth) },
-		Released:        func(e relock.Released) { fmt.Println("released:", e.Name, e.MaxDepth) },
+	client := inMemory(relock.WithHooks(event.Hooks{
+		AcquireFinished: func(e event.AcquireFinished) { fmt.Println("acquire:", e.Name, e.Outcome, e.Depth) },
+		Released:        func(e event.Released) { fmt.Println("released:", e.Name, e.MaxDepth) },
 	}))
 	lock := client.NewLock("orders:42")
 
@@ -442,18 +443,6 @@ func ExampleWithHooks() {
 	// acquire: orders:42 locked 0
 	// acquire: orders:42 acquired 2
 	// released: orders:42 2
-}
-
-func ExampleJoinHooks() {
-	metrics := relock.Hooks{Released: func(relock.Released) { fmt.Println("counted") }}
-	audit := relock.Hooks{Released: func(e relock.Released) { fmt.Println("noted:", e.Name) }}
-	client := inMemory(relock.WithHooks(relock.JoinHooks(metrics, audit)))
-
-	_ = client.NewLock("orders:42").Do(context.Background(), func(context.Context) error { return nil })
-	_ = client.Close()
-	// Output:
-	// counted
-	// noted: orders:42
 }
 
 func ExampleWithLogger() {

@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"github.com/go-relock/relock/event"
 	"sync"
 	"time"
 
@@ -35,7 +36,7 @@ type hold struct {
 	leaks   []*entry    // to be reported when the hold is looked at next
 	renewal renewal
 	turn    turn
-	traces  []func(TraceEnded) // to call at the end of the hold
+	traces  []func(event.TraceEnded) // to call at the end of the hold
 }
 
 type holdState uint8
@@ -51,7 +52,7 @@ func (h *hold) isReader() bool { return h.lease.Limit == store.Unlimited }
 
 // isCalled says whether a store calls h by an ID, or by a field of Redisson's layout.
 func (h *hold) isCalled(id store.ID) bool {
-	return Holder{id: string(id)}.isOf(h.client) && numberOf(id) == numberOf(h.lease.ID)
+	return h.client.hasMade(Holder(id)) && numberOf(id) == numberOf(h.lease.ID)
 }
 
 func (h *hold) isLoan() bool { return h.lease.Lender != "" }
@@ -130,7 +131,7 @@ func (t *table) each(f func(h *hold)) {
 // findLocked returns the hold of the client with an ID, or with a field of Redisson's layout; nil:
 // none.
 func (c *Client) findLocked(id store.ID) *hold {
-	if !(Holder{id: string(id)}).isOf(c) {
+	if !c.hasMade(Holder(id)) {
 		return nil
 	}
 	return c.table.holds[numberOf(id)]

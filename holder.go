@@ -1,43 +1,43 @@
 package relock
 
 import (
-	"strconv"
+	"context"
+	"iter"
 	"strings"
-	"unicode/utf8"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
-// Holder is the identity of one chain of calls, such as one request: the call outside of all
-// sections, and the calls inside its sections. All holds of a chain are named after its holder, so
-// that refusals, logs and [State] tell one story. A Holder decides nothing: a call enters a lock
-// again because its context is inside an open section of that lock. The zero Holder is no holder.
-// Holders are comparable.
-type Holder struct {
-	id string // "<client id>:<n>"
-}
+// Holder is the identity of one chain of calls, such as one request. See [event.Holder].
+type Holder = event.Holder
 
-// isOf says whether c has made the holder.
-func (h Holder) isOf(c *Client) bool {
-	number, is := strings.CutPrefix(h.id, c.id)
-	return is && strings.HasPrefix(number, ":")
-}
-
-// String returns the holder as shown by errors and logs: the [Client.ID] of its process, and a
-// number. A foreign holder is quoted if it has other than printable characters. The string of the
-// zero Holder is empty.
-func (h Holder) String() string {
-	if utf8.ValidString(h.id) && strings.IndexFunc(h.id, isNotPrint) < 0 {
-		return h.id
+// HolderFrom returns the holder of the innermost open section around ctx, and whether ctx is inside
+// of one.
+func HolderFrom(ctx context.Context) (Holder, bool) {
+	if e := openEntry(ctx, func(*entry) bool { return true }); e != nil {
+		return e.hold.holder, true
 	}
-	return strconv.Quote(h.id)
+	return "", false
 }
 
-func isNotPrint(r rune) bool { return !strconv.IsPrint(r) }
+// Around returns the open sections around ctx, innermost first, for hooks: the Context of an event
+// is around its call while [event.Hooks.Trace] runs. Sections under [WithoutHolder] are around
+// nothing.
+func Around(ctx context.Context) iter.Seq[event.Section] {
+	return func(yield func(event.Section) bool) {
+		for at := entryOf(ctx); at != nil; at = at.outer {
+			if at.isOpen() && !yield(at.hold.section()) {
+				return
+			}
+		}
+	}
+}
 
-// Owner returns the name that the client of the holder got from [WithOwner]; empty: none.
-func (h Holder) Owner() string {
-	return h.id[:max(strings.IndexByte(h.id, '/'), 0)]
+// hasMade says whether c has made a holder.
+func (c *Client) hasMade(h Holder) bool {
+	number, is := strings.CutPrefix(string(h), c.id)
+	return is && strings.HasPrefix(number, ":")
 }
 
 // numberOf returns the number of an ID that no other hold of the client has: the last one, without
@@ -55,7 +55,7 @@ func holderOf(id store.ID) Holder {
 	name := string(id)
 	unowned := strings.LastIndexByte(name, '/') + 1 // the name of an owner may have colons
 	if i := strings.LastIndexByte(name, ':'); i > unowned && strings.IndexByte(name[unowned:i], ':') >= 0 {
-		return Holder{id: name[:i]}
+		return Holder(name[:i])
 	}
-	return Holder{id: name}
+	return Holder(name)
 }

@@ -3,6 +3,7 @@ package relock
 import (
 	"cmp"
 	"context"
+	"github.com/go-relock/relock/event"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -88,7 +89,7 @@ func (l *Lock) inside(op string, ctx context.Context) (*entry, error) {
 	}
 	e := l.nearest(ctx)
 	if e == nil {
-		return nil, l.opError(op, Holder{}, ErrNotHeld)
+		return nil, l.opError(op, "", ErrNotHeld)
 	}
 	h := e.hold
 	switch end := h.endOf(false); {
@@ -206,7 +207,7 @@ type State struct {
 	// Waiters is the number of queued waiters, including waiters of dead processes until their
 	// turn. With [WithLocalPass] a client counts once. With [WithRedissonLayout] Waiters is 0.
 	Waiters int
-	Mode    Mode // of Holder
+	Mode    event.Mode // of Holder
 	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose
 	// lease ends first.
 	Others []Held
@@ -216,11 +217,11 @@ type State struct {
 type Held struct {
 	Holder Holder
 	TTL    time.Duration // of its lease
-	Mode   Mode
+	Mode   event.Mode
 }
 
 // Locked says whether somebody has the lock.
-func (s State) Locked() bool { return s.Holder != Holder{} }
+func (s State) Locked() bool { return s.Holder != "" }
 
 // State asks the store for the holder of the lock, in one round trip. State changes nothing, and
 // the answer may be outdated on arrival: State is for operators and tests, not for decisions. State
@@ -257,7 +258,7 @@ func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) {
 		return err
 	})
 	if err != nil {
-		return s, l.opError(op, Holder{}, err)
+		return s, l.opError(op, "", err)
 	}
 	return s, nil
 }
@@ -300,7 +301,7 @@ func (l *Lock) holds(ctx context.Context, op string) (all []store.Ask, err error
 		return nil, err
 	}
 	if s.Owner == "" {
-		return nil, l.opError(op, Holder{}, freeError{})
+		return nil, l.opError(op, "", freeError{})
 	}
 	for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
 		ask := l.ask
@@ -313,7 +314,7 @@ func (l *Lock) holds(ctx context.Context, op string) (all []store.Ask, err error
 // each sends a command for each of some holds. A hold that is gone is no error: an earlier attempt
 // of the command has ended the hold, or the hold has ended by itself.
 func (l *Lock) each(ctx context.Context, op string, holds []store.Ask, command func(context.Context, store.Ask) error) error {
-	holder := Holder{}
+	var holder Holder
 	err := answered(ctx, func(ctx context.Context) error {
 		for _, ask := range holds {
 			if err := command(ctx, ask); err != nil && !isGone(ctx, err) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -107,4 +108,20 @@ func (c *Client) NewSemaphore(name string, n int, options ...Option) *Lock {
 		return &Lock{client: c, name: name, settings: &c.settings, err: err}
 	}
 	return c.newLock(store.Ask{Name: name, Kind: store.Semaphore, Limit: n}, options)
+}
+
+func modeOf(kind store.Kind, limit int) event.Mode {
+	switch {
+	case kind == store.Semaphore:
+		return event.ModePermit
+	case limit == store.Unlimited:
+		return event.ModeShared
+	default:
+		return event.ModeExclusive
+	}
+}
+
+func (h *hold) section() event.Section {
+	ask := &h.lease.Ask // a part that stays as it is
+	return event.Section{Name: h.name, Mode: modeOf(ask.Kind, ask.Limit), Client: h.client.id, Key: ask.Name}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/go-relock/relock/event"
 	"log/slog"
 	"slices"
 	"time"
@@ -274,8 +275,8 @@ func (a *acquiring) enterBy(ctx context.Context, t Ticket, h *hold, lease store.
 	case err == nil:
 		return nil
 	case isGone(ctx, err):
-		a.event.Outcome = OutcomeLost
-		return &LostError{Name: l.name, Holder: holderOf(store.ID(t.Hold)), Token: t.Token, Reason: LossTaken}
+		a.event.Outcome = event.OutcomeLost
+		return &LostError{Name: l.name, Holder: holderOf(store.ID(t.Hold)), Token: t.Token, Reason: event.LossTaken}
 	default:
 		return a.failed(ctx, err)
 	}

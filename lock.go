@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/go-relock/relock/event"
 	"log/slog"
 	"time"
 
@@ -164,9 +165,9 @@ func (a *acquiring) run() (context.Context, error) {
 	switch {
 	case err != nil:
 	case again && a.userScript != nil:
-		a.event.Outcome, err = OutcomeError, errScriptInside
+		a.event.Outcome, err = event.OutcomeError, errScriptInside
 	case again && a.byTicket != nil:
-		a.event.Outcome, err = OutcomeError, errTicketInside
+		a.event.Outcome, err = event.OutcomeError, errTicketInside
 	case a.byTicket != nil:
 		err = a.byTicket()
 	case again:
@@ -197,7 +198,7 @@ func (a *acquiring) aborted(around *entry) {
 		t.renewSoonLocked(around.hold)
 		t.mu.Unlock()
 	}
-	a.event.Outcome = OutcomeError
+	a.event.Outcome = event.OutcomeError
 	a.finished(a.opError(errAborted))
 }
 
@@ -225,7 +226,7 @@ func (a *acquiring) surroundings() (around *entry, err error) {
 	if around != nil {
 		a.event.Holder, a.event.Reentrant = around.hold.holder, true
 	} else if lost := a.lock.lostAround(a.ctx); lost != nil {
-		a.event.Holder, a.event.Reentrant, a.event.Outcome = lost.Holder, true, OutcomeLost
+		a.event.Holder, a.event.Reentrant, a.event.Outcome = lost.Holder, true, event.OutcomeLost
 		return nil, lost
 	} else if e := openEntry(a.ctx, a.lock.client.isOf); e != nil {
 		a.event.Holder = e.hold.holder
@@ -304,7 +305,7 @@ func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) 
 	if c := a.lock.client; a.wait != 0 && h.around == nil && (c.races || h.maxPasses > 0) {
 		passed, err := c.table.waitTurn(ctx, h, a.progress)
 		if a.event.Queued && h.maxPasses > 0 {
-			a.event.Wake = WakePass
+			a.event.Wake = event.WakePass
 		}
 		if err != nil || passed {
 			return h.lease, err
@@ -430,7 +431,7 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	c.watchdog.watchLocked()
 	a.section, a.event.Depth = section, 1
 	if a.event.Queued { // without a wake: the grant came too late, and the call has asked again
-		a.event.Wake = cmp.Or(Wake(lease.Woken), a.event.Wake, WakeRecheck)
+		a.event.Wake = cmp.Or(event.Wake(lease.Woken), a.event.Wake, event.WakeRecheck)
 	}
 	return nil
 }
@@ -467,7 +468,7 @@ func (l *Lock) Unlock(ctx context.Context) error {
 			c.log(l.settings.logger, slog.LevelWarn, "relock: Unlock with a context that is in no section of the lock: nothing is unlocked",
 				slog.String("lock", l.name))
 		}
-		return l.opError("unlock", Holder{}, ErrNotHeld)
+		return l.opError("unlock", "", ErrNotHeld)
 	}
 	if !e.close() {
 		return l.opError("unlock", e.hold.holder, ErrNotHeld)
@@ -510,7 +511,7 @@ func (h *hold) exit(e *entry) (exit, error) {
 		return exitHere, h.end
 	case h.expiredLocked(now): // the watchdog has not seen the end yet, or is gone
 		t.mu.Unlock()
-		return exitHere, h.lose(LossExpired)
+		return exitHere, h.lose(event.LossExpired)
 	}
 	defer t.mu.Unlock()
 	h.dropLocked(e)
@@ -549,7 +550,7 @@ func (h *hold) freed(err error) error {
 	again := errors.Is(err, store.ErrUnsure)
 	if errors.Is(err, store.ErrGone) {
 		if !again || c.table.left(h.lease, time.Now()) <= 0 {
-			return h.lose(LossTaken)
+			return h.lose(event.LossTaken)
 		}
 		err = nil // an earlier attempt of this very release has freed the lock
 	}
@@ -573,7 +574,7 @@ func (h *hold) freed(err error) error {
 // once. Its type is internal to the module. For other programs it is of no use.
 func (l *Lock) Internal() inside.Lock {
 	lead := func(ctx context.Context) (context.Context, error) {
-		return (&acquiring{lock: l, ctx: ctx, wait: forever, event: AcquireFinished{Leader: true}}).run()
+		return (&acquiring{lock: l, ctx: ctx, wait: forever, event: event.AcquireFinished{Leader: true}}).run()
 	}
 	if l.Err() != nil {
 		return inside.Lock{Lead: lead} // which says so
@@ -656,7 +657,7 @@ func (c *Client) Check(ctx context.Context) error {
 	}
 	ctx = &lifetime.Guarded{Context: ctx}
 	ask := l.ask
-	ask.ID, _ = c.newID(Holder{})
+	ask.ID, _ = c.newID("")
 	var err error
 	if checker, is := c.store.(store.Checker); is {
 		err = checker.CheckServer(ctx, ask)

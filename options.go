@@ -2,6 +2,8 @@ package relock
 
 import (
 	"cmp"
+	"context"
+	"github.com/go-relock/relock/event"
 	"log/slog"
 	"strings"
 	"time"
@@ -46,7 +48,8 @@ type settings struct {
 	maxPasses    int           // 0: no local pass
 	passLimit    time.Duration // from when the store gave the lock to this process
 	logger       *slog.Logger  // nil: log nothing
-	hooks        Hooks
+	hooks        event.Hooks
+	traces       []func(event.AcquireStarted) (context.Context, event.TraceFinished) // of the hooks
 
 	// Of the client as a whole.
 	redis          layout
@@ -164,8 +167,8 @@ func WithFixedLease(d time.Duration) Option {
 }
 
 // WithMaxHold limits how long the watchdog keeps one hold alive: at d after the begin of the hold
-// the lease ends, the section's context ends with [ErrLockLost] (reason [LossMaxHold]), and the
-// lock goes to the next waiter. WithMaxHold stops a section that hangs while its process is
+// the lease ends, the section's context ends with [ErrLockLost] (reason [event.LossMaxHold]), and
+// the lock goes to the next waiter. WithMaxHold stops a section that hangs while its process is
 // healthy. d must be at least the TTL and whole milliseconds; 0, the default, is no limit.
 // WithMaxHold together with [WithFixedLease], in any order, is refused, as a fixed lease is its own
 // limit. WithMaxHold(0) takes an earlier WithMaxHold back.
@@ -234,8 +237,8 @@ func WithMaxWaiters(n int) Option {
 // default is to log nothing. nil is not allowed.
 //
 // The goroutine of the hooks calls l, and log records wait in one queue with the events: if l is
-// slow, both can be dropped, see [Hooks]. The logger of a single lock gets its losses, its leaks,
-// and warnings of remains in Redis; all else goes to the client's logger.
+// slow, both can be dropped, see [event.Hooks]. The logger of a single lock gets its losses, its
+// leaks, and warnings of remains in Redis; all else goes to the client's logger.
 //
 // Attributes: lock, holder, token, reason, error, node, attempt, locks, script, channel, events,
 // panic, stack.
@@ -249,12 +252,11 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithHooks sets functions to call for the events of a lock; see [Hooks]. WithHooks replaces the
-// hooks of an earlier WithHooks. Renewed, Reconnected, Retried and Dropped are hooks of the client,
+// WithHooks sets functions to call for the events of a lock; see [event.Hooks]. WithHooks replaces
+// the hooks of an earlier WithHooks. Renewed, Reconnected, Retried and Dropped are hooks of the client,
 // and are not called if given to a lock.
-func WithHooks(h Hooks) Option {
-	h.traces = h.allTraces()
-	return func(s *settings) { s.hooks = h }
+func WithHooks(h event.Hooks) Option {
+	return func(s *settings) { s.hooks, s.traces = h, h.Traces() }
 }
 
 // WithReplicaAcks makes a new hold count only when n replicas have confirmed it within timeout (the

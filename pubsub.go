@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"errors"
+	"github.com/go-relock/relock/event"
 	"log/slog"
 	"runtime"
 	"sync/atomic"
@@ -38,8 +39,8 @@ func (a *acquiring) progress(p store.Progress) {
 	if l := a.lock; !a.event.Queued {
 		a.event.Queued = true
 		if hook := l.settings.hooks.Queued; hook != nil {
-			event := Queued{Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Holder: a.event.Holder, Owner: a.event.Owner, Position: p.Position}
-			l.client.events.Emit(func() { hook(event) })
+			e := event.Queued{Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Holder: a.event.Holder, Owner: a.event.Owner, Position: p.Position}
+			l.client.events.Emit(func() { hook(e) })
 		}
 	}
 	if a.full != nil && p.Position >= a.lock.settings.maxWaiters {
@@ -55,7 +56,7 @@ func (a *acquiring) refusedBy(err error) {
 	}
 	l := a.lock
 	owner := l.client.holderOf(busy.Owner)
-	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL, Local: owner.isOf(l.client)}
+	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL, Local: l.client.hasMade(owner)}
 	a.event.Owner = owner
 	if a.wait == 0 || a.hint != nil {
 		return
@@ -116,7 +117,7 @@ func (r *reporter) Retrying(command string, attempt int, since time.Time, err er
 	c.log(c.settings.logger, level, "relock: a command has no answer yet", slog.String("command", command),
 		slog.String("lock", r.name), slog.Int("attempt", attempt), slog.Duration("for", elapsed), slog.Any("error", err))
 	if hook := c.settings.hooks.Retried; hook != nil {
-		c.events.Emit(func() { hook(Retried{Name: r.name, Script: command, Attempt: attempt, Err: err}) })
+		c.events.Emit(func() { hook(event.Retried{Name: r.name, Script: command, Attempt: attempt, Err: err}) })
 	}
 }
 
@@ -132,6 +133,6 @@ func (c *Client) disconnected(node string, attempt int, err error) {
 func (c *Client) reconnected(node string, down time.Duration) {
 	c.log(c.settings.logger, slog.LevelInfo, "relock: pub/sub connection is back", slog.String("node", node))
 	if hook := c.settings.hooks.Reconnected; hook != nil {
-		c.events.Emit(func() { hook(Reconnected{Node: node, Down: down}) })
+		c.events.Emit(func() { hook(event.Reconnected{Node: node, Down: down}) })
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/go-relock/relock/event"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -73,16 +74,16 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 	switch {
 	case isLost(end):
 		outer.cancel(end) // the finder of the loss may not have come to it, see Lock.inside
-		a.event.Outcome = OutcomeLost
+		a.event.Outcome = event.OutcomeLost
 		return end
 	case end == ErrClosed: // the end of a hold is not wrapped
-		a.event.Outcome = OutcomeClosed
+		a.event.Outcome = event.OutcomeClosed
 		return a.opError(end)
 	case end != nil:
-		a.event.Outcome = OutcomeError
+		a.event.Outcome = event.OutcomeError
 		return a.opError(end)
 	case a.ctx.Err() == nil && outer.ctx.Err() != nil:
-		a.event.Outcome = OutcomeCanceled
+		a.event.Outcome = event.OutcomeCanceled
 		return a.opError(lifetime.Ended(outer.ctx))
 	default:
 		return a.failed(ctx, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -84,7 +85,7 @@ func TestADoubtAboutAllOfManyHoldsRenewsEach(t *testing.T) {
 		relock.DoubtOf(m.Client, "")()
 		stage.Settle()
 		renewed := 0
-		for _, e := range stage.EventsOf[relock.Renewed](&r) {
+		for _, e := range stage.EventsOf[event.Renewed](&r) {
 			renewed += e.Locks
 		}
 		require.Equal(t, manyHolds, renewed)
@@ -105,10 +106,10 @@ func TestEachHoldThatEndsWhileItsClientClosesIsReportedOnce(t *testing.T) {
 		require.NoError(t, m.Close())
 		leaving.Wait()
 		reported := make(map[string]int)
-		for _, e := range stage.EventsOf[relock.Closed](&r) {
+		for _, e := range stage.EventsOf[event.Closed](&r) {
 			reported[e.Name]++
 		}
-		for _, e := range stage.EventsOf[relock.Released](&r) {
+		for _, e := range stage.EventsOf[event.Released](&r) {
 			reported[e.Name]++
 		}
 		require.Len(t, reported, manyHolds)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"github.com/go-relock/relock/event"
 	"log/slog"
 	"slices"
 	"sync"
@@ -167,7 +168,7 @@ func (d *watchdog) dueLocked(now time.Time) (rounds []round, lost []*loss) {
 		}
 		t.foundLocked(h)
 		if h.expiredLocked(now) {
-			lost = append(lost, t.loseLocked(h, LossExpired))
+			lost = append(lost, t.loseLocked(h, event.LossExpired))
 			continue
 		}
 		if ttl, isDue := t.renewalLocked(h, now); isDue {
@@ -311,7 +312,7 @@ func (d *watchdog) renewOrFollow(ctx context.Context, renewals []store.Renewal) 
 // note notes the result of each renewal of a round, and reports the round.
 func (d *watchdog) note(r round, errs []error, sent time.Time) {
 	c, t := d.client, &d.client.table
-	event := Renewed{Locks: len(r.holds), Duration: time.Since(sent)}
+	e := event.Renewed{Locks: len(r.holds), Duration: time.Since(sent)}
 	again := 0
 	var lost []*loss
 	var recalls []context.CancelCauseFunc
@@ -327,17 +328,17 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 			h.recalled = true
 			recalls = append(recalls, h.cancelsLocked()...)
 		case !errors.Is(err, store.ErrGone):
-			event.Failed++
-			event.Err = cmp.Or(event.Err, err)
+			e.Failed++
+			e.Err = cmp.Or(e.Err, err)
 			if h.state == held {
 				again++
 				t.retryLocked(h, sent, now)
 			}
 		case h.state == held:
-			event.Lost++
-			lost = append(lost, t.loseLocked(h, LossTaken))
+			e.Lost++
+			lost = append(lost, t.loseLocked(h, event.LossTaken))
 		default: // the hold was unlocked, or passed on, during the renewal
-			event.Locks--
+			e.Locks--
 			if h.maxPasses > 0 {
 				c.doubtLocked(r.renewals[i].Lease.ID)
 			}
@@ -354,10 +355,10 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 	}
 	if again > 0 {
 		c.log(c.settings.logger, slog.LevelWarn, "relock: renewal not confirmed, trying again until the deadline",
-			slog.Int("locks", again), slog.Any("error", event.Err))
+			slog.Int("locks", again), slog.Any("error", e.Err))
 	}
-	if c.settings.hooks.Renewed != nil && event.Locks > 0 {
-		c.events.Emit(func() { c.settings.hooks.Renewed(event) })
+	if c.settings.hooks.Renewed != nil && e.Locks > 0 {
+		c.events.Emit(func() { c.settings.hooks.Renewed(e) })
 	}
 }
 

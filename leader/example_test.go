@@ -100,7 +100,7 @@ func ExampleFollow() {
 		switch {
 		case err != nil:
 			fmt.Println(err)
-		case holder == relock.Holder{}:
+		case holder == "":
 			fmt.Println("nobody leads")
 			leader.Campaign(ctx, process.NewLock("leader"))
 		default:

@@ -25,13 +25,13 @@ import (
 func Follow(ctx context.Context, lock *relock.Lock) iter.Seq2[relock.Holder, error] {
 	return func(yield func(relock.Holder, error) bool) {
 		if err := check(ctx, lock); err != nil {
-			yield(relock.Holder{}, err)
+			yield("", err)
 			return
 		}
 		c := newCandidate(lock)
 		changed, stop := c.changes()
 		defer stop()
-		for known, isKnown := (relock.Holder{}), false; ; {
+		for known, isKnown := relock.Holder(""), false; ; {
 			state, err := lock.State(ctx)
 			isClosed := c.inside.Life.Err() != nil
 			if isClosed {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/store"
@@ -207,8 +208,8 @@ func TestEventsKnowALeader(t *testing.T) {
 		var r stage.Recorder
 		c := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := c.NewLock("a")
-		finished := func() relock.AcquireFinished {
-			all := stage.EventsOf[relock.AcquireFinished](&r)
+		finished := func() event.AcquireFinished {
+			all := stage.EventsOf[event.AcquireFinished](&r)
 			return all[len(all)-1]
 		}
 		require.NoError(t, leader.Run(t.Context(), l, func(ctx context.Context) error {
@@ -218,19 +219,19 @@ func TestEventsKnowALeader(t *testing.T) {
 				return nil
 			})
 		}))
-		require.True(t, stage.EventsOf[relock.Released](&r)[0].Leader)
+		require.True(t, stage.EventsOf[event.Released](&r)[0].Leader)
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
 		require.False(t, finished().Leader)
-		require.False(t, stage.EventsOf[relock.Released](&r)[1].Leader)
+		require.False(t, stage.EventsOf[event.Released](&r)[1].Leader)
 
 		_ = w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 			return ctx, leader.Run(ctx, l, func(ctx context.Context) error { <-ctx.Done(); return nil })
 		})
 		w.Store.Lose("a")
 		stage.Pass(relock.DefaultTTL)
-		require.True(t, stage.EventsOf[relock.Lost](&r)[0].Leader)
+		require.True(t, stage.EventsOf[event.Lost](&r)[0].Leader)
 		require.NoError(t, c.Close())
-		require.True(t, stage.EventsOf[relock.Closed](&r)[0].Leader)
+		require.True(t, stage.EventsOf[event.Closed](&r)[0].Leader)
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/promise"
 )
 
@@ -61,7 +62,7 @@ func newBench(t *testing.T, h Harness) *bench {
 	t.Helper()
 	b := &bench{
 		t: t, ctx: t.Context(), h: h, server: h.Start(t), suffix: "-" + strings.ToLower(rand.Text()[:10]),
-		names: make(map[string]maker), queued: make(chan string, relock.EventBacklog),
+		names: make(map[string]maker), queued: make(chan string, event.Backlog),
 	}
 	b.suite = promise.Suite[Promise]{Without: h.Without, Hooks: map[Promise]bool{lose: b.server.Lose != nil}}
 	b.one, b.other = b.client(), b.client()
@@ -71,9 +72,9 @@ func newBench(t *testing.T, h Harness) *bench {
 // client makes a process. Leases do not end while a subtest runs, unless an option says so.
 func (b *bench) client(options ...relock.Option) *relock.Client {
 	b.t.Helper()
-	options = slices.Concat([]relock.Option{relock.WithTTL(long), relock.WithHooks(relock.Hooks{
-		Queued:  func(e relock.Queued) { b.queued <- e.Name },
-		Renewed: func(relock.Renewed) { b.renewed.Store(true) },
+	options = slices.Concat([]relock.Option{relock.WithTTL(long), relock.WithHooks(event.Hooks{
+		Queued:  func(e event.Queued) { b.queued <- e.Name },
+		Renewed: func(event.Renewed) { b.renewed.Store(true) },
 	})}, options)
 	c := b.server.NewClient(options...)
 	b.t.Cleanup(func() { require.NoError(b.t, c.Close()) })
@@ -210,7 +211,7 @@ func (b *bench) requireRefused(err error, l oneLock, holder relock.Holder, want 
 }
 
 // requireLost fails unless err says that this lock was lost for that reason.
-func (b *bench) requireLost(err error, l oneLock, reason relock.LossReason) {
+func (b *bench) requireLost(err error, l oneLock, reason event.LossReason) {
 	b.t.Helper()
 	require.ErrorIs(b.t, err, relock.ErrLockLost)
 	var lost *relock.LostError

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 var clientTests = []test{
@@ -71,7 +72,7 @@ func closeAfter(b *bench) {
 	}
 	b.requireKinds(fixed.Extend(context.WithoutCancel(other), long), relock.ErrClosed)
 	require.NoError(b.t, fixed.ForceUnlock(b.ctx))
-	b.requireLost(fixed.Unlock(other), fixed, relock.LossTaken)
+	b.requireLost(fixed.Unlock(other), fixed, event.LossTaken)
 
 	require.True(b.t, b.state(l).Locked())
 	b.unlock(l, section)
@@ -161,12 +162,12 @@ func checkServes(b *bench) {
 func hooksTell(b *bench) {
 	var mu sync.Mutex
 	var told []any
-	tell := func(event any) { mu.Lock(); defer mu.Unlock(); told = append(told, event) }
+	tell := func(e any) { mu.Lock(); defer mu.Unlock(); told = append(told, e) }
 	c := b.client()
-	l := b.lock(c, "a", relock.WithHooks(relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { tell(e) },
-		AcquireFinished: func(e relock.AcquireFinished) { tell(e) },
-		Released:        func(e relock.Released) { tell(e) },
+	l := b.lock(c, "a", relock.WithHooks(event.Hooks{
+		AcquireStarted:  func(e event.AcquireStarted) { tell(e) },
+		AcquireFinished: func(e event.AcquireFinished) { tell(e) },
+		Released:        func(e event.Released) { tell(e) },
 	}))
 	outer := b.enter(b.ctx, l)
 	holder := b.holder(outer)
@@ -177,22 +178,22 @@ func hooksTell(b *bench) {
 	mu.Lock()
 	defer mu.Unlock()
 	require.Len(b.t, told, 7)
-	for i, want := range []relock.AcquireFinished{
-		{Outcome: relock.OutcomeAcquired, Depth: 1, TTL: long, Holder: holder},
-		{Outcome: relock.OutcomeAcquired, Depth: 2, TTL: long, Holder: holder, Reentrant: true},
-		{Outcome: relock.OutcomeLocked, TTL: long},
+	for i, want := range []event.AcquireFinished{
+		{Outcome: event.OutcomeAcquired, Depth: 1, TTL: long, Holder: holder},
+		{Outcome: event.OutcomeAcquired, Depth: 2, TTL: long, Holder: holder, Reentrant: true},
+		{Outcome: event.OutcomeLocked, TTL: long},
 	} {
-		require.IsType(b.t, relock.AcquireStarted{}, told[2*i])
-		got, is := told[2*i+1].(relock.AcquireFinished)
+		require.IsType(b.t, event.AcquireStarted{}, told[2*i])
+		got, is := told[2*i+1].(event.AcquireFinished)
 		require.True(b.t, is)
 		require.Equal(b.t, l.Name(), got.Name)
 		require.Equal(b.t, want.Outcome, got.Outcome)
 		require.Equal(b.t, want.Depth, got.Depth)
 		require.Equal(b.t, want.Reentrant, got.Reentrant)
 		require.Equal(b.t, want.TTL, got.TTL)
-		require.Equal(b.t, want.Outcome == relock.OutcomeAcquired, got.Holder == holder)
+		require.Equal(b.t, want.Outcome == event.OutcomeAcquired, got.Holder == holder)
 	}
-	released, is := told[6].(relock.Released)
+	released, is := told[6].(event.Released)
 	require.True(b.t, is)
 	require.Equal(b.t, holder, released.Holder)
 	require.Equal(b.t, 2, released.MaxDepth)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 var doTests = []test{
@@ -85,18 +86,18 @@ func doJoins(b *bench) {
 	l, there := b.locks(relock.WithTTL(b.h.TTL))
 	lose := func(ctx context.Context) {
 		require.NoError(b.t, there.ForceUnlock(b.ctx))
-		b.requireLost(b.ends(ctx), l, relock.LossTaken)
+		b.requireLost(b.ends(ctx), l, event.LossTaken)
 	}
 	err := l.Do(b.ctx, func(ctx context.Context) error {
 		lose(ctx)
 		return fmt.Errorf("query: %w", ctx.Err()) // as a driver says
 	})
 	b.requireKinds(err, relock.ErrLockLost, context.Canceled)
-	b.requireLost(err, l, relock.LossTaken)
+	b.requireLost(err, l, event.LossTaken)
 	require.False(b.t, relock.NotEntered(err))
 
 	err = l.Do(b.ctx, func(ctx context.Context) error { lose(ctx); return nil })
-	b.requireLost(err, l, relock.LossTaken)
+	b.requireLost(err, l, event.LossTaken)
 
 	var cause error
 	err = l.Do(b.ctx, func(ctx context.Context) error {

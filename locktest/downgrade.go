@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 func downgrade(b *bench) {
@@ -113,7 +114,7 @@ func lostWrite(b *bench) {
 	reader := b.enter(writer, l.RLocker())
 	late := b.wait(b.ctx, there.RLock)
 	cause := b.ends(reader)
-	b.requireLost(cause, l, relock.LossExpired)
+	b.requireLost(cause, l, event.LossExpired)
 	require.Equal(b.t, cause, context.Cause(writer))
 	b.unlock(there, b.get(late))
 	b.requireBusy(there) // the hold of the reader was not lost
@@ -147,8 +148,8 @@ func downgradeThrough(b *bench) {
 	between = b.enter(writer, other)
 	reader = b.enter(between, l.RLocker())
 	require.NoError(b.t, b.lock(b.other, "b").ForceUnlock(b.ctx))
-	b.requireLost(b.ends(reader), other, relock.LossTaken)
+	b.requireLost(b.ends(reader), other, event.LossTaken)
 	b.requireOpen(writer)
 	b.unlock(l, reader, writer)
-	b.requireLost(other.Unlock(between), other, relock.LossTaken)
+	b.requireLost(other.Unlock(between), other, event.LossTaken)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -98,8 +99,8 @@ func (b *bench) requireOpen(sections ...context.Context) {
 }
 
 // modes returns the modes of all holders, in order.
-func modes(state relock.State) []relock.Mode {
-	all := []relock.Mode{state.Mode}
+func modes(state relock.State) []event.Mode {
+	all := []event.Mode{state.Mode}
 	for _, other := range state.Others {
 		all = append(all, other.Mode)
 	}
@@ -155,7 +156,7 @@ func stateHolders(b *bench) {
 		if b.promises(Names) {
 			require.Equal(b.t, b.holder(in[2-i]), held.Holder, "the lease that ends first is shown first")
 		}
-		require.Equal(b.t, relock.ModePermit, held.Mode)
+		require.Equal(b.t, event.ModePermit, held.Mode)
 		require.Greater(b.t, held.TTL, long*time.Duration(i)+long/2)
 		require.LessOrEqual(b.t, held.TTL, long*time.Duration(i+1))
 	}
@@ -169,8 +170,8 @@ func forceReaders(b *bench) {
 	require.NoError(b.t, there.ForceUnlock(b.ctx))
 	writer := b.get(c)
 	for _, reader := range readers {
-		b.requireLost(b.ends(reader), rw, relock.LossTaken)
-		b.requireLost(rw.Unlock(reader), rw, relock.LossTaken)
+		b.requireLost(b.ends(reader), rw, event.LossTaken)
+		b.requireLost(rw.Unlock(reader), rw, event.LossTaken)
 	}
 	b.requireHolders(rw, writer)
 	b.unlock(there, writer)
@@ -184,8 +185,8 @@ func forcePermits(b *bench) {
 	require.NoError(b.t, b.semaphore(b.other, "b", 5).ForceUnlock(b.ctx))
 	b.requireHolders(l)
 	for _, section := range []context.Context{first, second} {
-		b.requireLost(b.ends(section), l, relock.LossTaken)
-		b.requireLost(l.Unlock(section), l, relock.LossTaken)
+		b.requireLost(b.ends(section), l, event.LossTaken)
+		b.requireLost(l.Unlock(section), l, event.LossTaken)
 	}
 	b.requireKinds(l.ForceUnlock(b.ctx), relock.ErrNotHeld)
 }
@@ -254,7 +255,7 @@ func readerMaxHold(b *bench) {
 	beside, brief := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, limited.RLocker())
 	c := b.wait(b.ctx, there.Lock)
 	cause := b.ends(brief)
-	b.requireLost(cause, l, relock.LossMaxHold)
+	b.requireLost(cause, l, event.LossMaxHold)
 	b.eventually("the lease ends", func() bool { return len(b.state(l).Others) == 0 })
 	b.waits(c)
 	b.requireOpen(beside)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/lifetime"
 )
 
@@ -99,7 +100,7 @@ func leaseAbandoned(b *bench) {
 	require.Less(b.t, c.at.Sub(begun), b.h.TTL+prompt)
 	err := l.Unlock(inner)
 	b.requireKinds(err, relock.ErrLockLost)
-	b.requireLost(err, l, relock.LossAbandoned)
+	b.requireLost(err, l, event.LossAbandoned)
 	b.requireKinds(l.Unlock(section), relock.ErrLockLost)
 	b.requireKinds(l.Unlock(section), relock.ErrNotHeld)
 }
@@ -114,7 +115,7 @@ func leaseFixed(b *bench) {
 	b.unlock(l, b.enter(section, l)) // re-entry does not renew the lease
 	cause := b.ends(section)
 	require.Less(b.t, time.Since(entered), b.h.TTL+prompt)
-	b.requireLost(cause, l, relock.LossExpired)
+	b.requireLost(cause, l, event.LossExpired)
 	require.False(b.t, l.Held(section))
 	require.Zero(b.t, l.Remaining(section))
 	next := b.get(c)
@@ -177,7 +178,7 @@ func leaseMaxHold(b *bench) {
 	b.unlock(l, b.enter(section, l)) // re-entry does not move the end
 	cause := b.ends(section)
 	require.Less(b.t, time.Since(entered), limit+prompt)
-	b.requireLost(cause, l, relock.LossMaxHold)
+	b.requireLost(cause, l, event.LossMaxHold)
 	next := b.get(c)
 	require.Greater(b.t, c.at.Sub(begun), 3*b.h.TTL/2)
 	require.Equal(b.t, cause, l.Unlock(section))

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 // lendTests are the promises of sections that are lent, handed off and resumed.
@@ -194,7 +195,7 @@ func borrowLost(b *bench) {
 	section := b.enter(b.ctx, l)
 	loan := b.borrow(there, b.lend(l, section))
 	b.server.Lose(l.Name())
-	b.requireLost(b.ends(section), l, relock.LossTaken)
+	b.requireLost(b.ends(section), l, event.LossTaken)
 	require.ErrorIs(b.t, b.ends(loan), relock.ErrLockLost)
 	require.ErrorIs(b.t, there.Unlock(loan), relock.ErrLockLost)
 	require.ErrorIs(b.t, l.Unlock(section), relock.ErrLockLost)
@@ -206,7 +207,7 @@ func borrowForced(b *bench) {
 	loan := b.borrow(there, b.lend(l, section))
 	b.pause(500 * time.Millisecond) // a short section is not watched
 	require.NoError(b.t, b.lock(b.client(), "a").ForceUnlock(b.ctx))
-	b.requireLost(b.ends(section), l, relock.LossTaken)
+	b.requireLost(b.ends(section), l, event.LossTaken)
 	require.ErrorIs(b.t, b.ends(loan), relock.ErrLockLost)
 	require.ErrorIs(b.t, there.Unlock(loan), relock.ErrLockLost)
 	require.ErrorIs(b.t, l.Unlock(section), relock.ErrLockLost)
@@ -276,9 +277,9 @@ func ticketGone(b *bench) {
 	b.unlock(l, section)
 	gone := func() {
 		_, err := there.Borrow(b.ctx, loan)
-		b.requireLost(err, l, relock.LossTaken)
+		b.requireLost(err, l, event.LossTaken)
 		_, err = there.Accept(b.ctx, resume)
-		b.requireLost(err, l, relock.LossTaken)
+		b.requireLost(err, l, event.LossTaken)
 	}
 	gone()
 	section = b.enter(b.ctx, l)
@@ -287,7 +288,7 @@ func ticketGone(b *bench) {
 	handed := b.sent(l.HandOff(section))
 	require.NoError(b.t, there.ForceUnlock(b.ctx))
 	_, err := there.Accept(b.ctx, handed)
-	b.requireLost(err, l, relock.LossTaken)
+	b.requireLost(err, l, event.LossTaken)
 }
 
 func ticketWrong(b *bench) {

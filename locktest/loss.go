@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -32,7 +33,7 @@ func forceUnlock(b *bench) {
 	next := b.get(c)
 	b.requireCount(there, next, 1)
 	cause := b.ends(section)
-	b.requireLost(cause, l, relock.LossTaken)
+	b.requireLost(cause, l, event.LossTaken)
 	require.ErrorIs(b.t, section.Err(), context.Canceled)
 	require.Equal(b.t, cause, b.ends(inner))
 	require.Equal(b.t, cause, l.Unlock(inner))
@@ -58,7 +59,7 @@ func forceTold(b *bench) {
 		b.pause(500 * time.Millisecond) // a short section is not watched
 		begun := time.Now()
 		require.NoError(b.t, there.ForceUnlock(b.ctx))
-		b.requireLost(b.ends(section), l, relock.LossTaken)
+		b.requireLost(b.ends(section), l, event.LossTaken)
 		if best = min(best, time.Since(begun)); best < 50*time.Millisecond {
 			return
 		}
@@ -83,11 +84,11 @@ func lostCalls(b *bench) {
 	} {
 		section := b.enter(b.ctx, call.lock)
 		require.NoError(b.t, b.other.NewLock(call.lock.Name()).ForceUnlock(b.ctx))
-		b.requireLost(call.call(call.lock, section), call.lock, relock.LossTaken)
+		b.requireLost(call.call(call.lock, section), call.lock, event.LossTaken)
 		require.Error(b.t, section.Err())
 		require.False(b.t, call.lock.Held(section))
 		if err := call.lock.Unlock(section); !errors.Is(err, relock.ErrNotHeld) {
-			b.requireLost(err, call.lock, relock.LossTaken)
+			b.requireLost(err, call.lock, event.LossTaken)
 			require.Equal(b.t, err, context.Cause(section))
 		}
 	}
@@ -97,11 +98,11 @@ func lostCalls(b *bench) {
 	require.NoError(b.t, there.ForceUnlock(b.ctx))
 	if b.promises(Tokens) && !withLock {
 		token, err := fresh.Token(section)
-		b.requireLost(err, fresh, relock.LossTaken)
+		b.requireLost(err, fresh, event.LossTaken)
 		require.Zero(b.t, token)
-		b.requireLost(context.Cause(section), fresh, relock.LossTaken)
+		b.requireLost(context.Cause(section), fresh, event.LossTaken)
 	}
-	b.requireLost(fresh.Unlock(section), fresh, relock.LossTaken)
+	b.requireLost(fresh.Unlock(section), fresh, event.LossTaken)
 }
 
 func nothing(context.Context) error { return nil }
@@ -114,13 +115,13 @@ func lostOuter(b *bench) {
 	blocked := b.enter(b.ctx, busy)
 	c := b.wait(inInner, busy.Lock)
 	require.NoError(b.t, outer.ForceUnlock(b.ctx))
-	b.requireLost(b.ends(inInner), outer, relock.LossTaken)
+	b.requireLost(b.ends(inInner), outer, event.LossTaken)
 	err := b.fails(c)
 	b.requireKinds(err, relock.ErrLocked, relock.ErrLockLost, context.Canceled)
-	b.requireLost(err, outer, relock.LossTaken)
+	b.requireLost(err, outer, event.LossTaken)
 	require.True(b.t, inner.Held(inInner), "the inner lock was not lost")
 	b.unlock(inner, inInner)
-	b.requireLost(outer.Unlock(inOuter), outer, relock.LossTaken)
+	b.requireLost(outer.Unlock(inOuter), outer, event.LossTaken)
 	b.unlock(busy, blocked)
 }
 
@@ -129,12 +130,12 @@ func lostDetached(b *bench) {
 	section := b.enter(b.ctx, l)
 	detached := context.WithoutCancel(section)
 	require.NoError(b.t, there.ForceUnlock(b.ctx))
-	b.requireLost(b.ends(section), l, relock.LossTaken)
+	b.requireLost(b.ends(section), l, event.LossTaken)
 	for _, ctx := range []context.Context{section, detached} {
-		b.requireLost(last(l.Lock(ctx)), l, relock.LossTaken)
+		b.requireLost(last(l.Lock(ctx)), l, event.LossTaken)
 	}
 	require.False(b.t, b.state(l).Locked(), "the lost section has not come back")
-	b.requireLost(l.Unlock(section), l, relock.LossTaken)
+	b.requireLost(l.Unlock(section), l, event.LossTaken)
 	anew := b.enter(detached, l)
 	b.requireCount(l, anew, 1)
 	require.False(b.t, l.Held(section))
@@ -146,9 +147,9 @@ func lostByServer(b *bench) {
 	section := b.enter(b.ctx, l)
 	begun := time.Now()
 	b.server.Lose(l.Name())
-	b.requireLost(b.ends(section), l, relock.LossTaken)
+	b.requireLost(b.ends(section), l, event.LossTaken)
 	require.Less(b.t, time.Since(begun), b.h.TTL/3+prompt, "at the next renewal")
-	b.requireLost(l.Unlock(section), l, relock.LossTaken)
+	b.requireLost(l.Unlock(section), l, event.LossTaken)
 	b.unlock(there, b.enter(b.ctx, there))
 
 	err := l.Do(b.ctx, func(ctx context.Context) error {
@@ -157,7 +158,7 @@ func lostByServer(b *bench) {
 		return errMine
 	})
 	require.ErrorIs(b.t, err, errMine)
-	b.requireLost(err, l, relock.LossTaken)
+	b.requireLost(err, l, event.LossTaken)
 }
 
 // lostCause ends the context of a call on its way, with a cause that looks like an answer.

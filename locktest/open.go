@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/caller"
 )
 
@@ -17,7 +17,7 @@ import (
 //	client, err := relock.Open(mem.New(), relock.WithHooks(locktest.NoneOpen(t)))
 //
 // A section that was lost is over.
-func NoneOpen(t testing.TB) relock.Hooks {
+func NoneOpen(t testing.TB) event.Hooks {
 	t.Helper()
 	o := &open{sections: map[*int]string{}}
 	t.Cleanup(func() {
@@ -33,7 +33,7 @@ func NoneOpen(t testing.TB) relock.Hooks {
 			t.Errorf("locktest: no Unlock of %s", what)
 		}
 	})
-	return relock.Hooks{Trace: o.begin}
+	return event.Hooks{Trace: o.begin}
 }
 
 // open is the sections that are open, or were when their client was closed.
@@ -43,12 +43,12 @@ type open struct {
 	closed   int
 }
 
-func (o *open) begin(s relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+func (o *open) begin(s event.AcquireStarted) (context.Context, event.TraceFinished) {
 	taken := "at " + caller.Line(nil)
 	if taken == "at " {
 		taken = "by a candidate, which goes on" // of Campaign, in a goroutine of its own
 	}
-	return s.Context, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+	return s.Context, func(section context.Context, e event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 		if e.Err != nil || e.Depth > 1 {
 			return section, nil
 		}
@@ -56,7 +56,7 @@ func (o *open) begin(s relock.AcquireStarted) (context.Context, relock.TraceFini
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		o.sections[key] = fmt.Sprintf("%q, taken %s", e.Name, taken)
-		return section, func(end relock.TraceEnded) {
+		return section, func(end event.TraceEnded) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			if end.Closed {

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -45,7 +46,7 @@ func readVerbs(b *bench) {
 		require.True(b.t, l.RLocker().Held(section))
 		require.Greater(b.t, l.Remaining(section), long/2)
 		b.requireHolders(l, section, beside)
-		require.Equal(b.t, []relock.Mode{relock.ModeShared, relock.ModeShared}, modes(b.state(l)))
+		require.Equal(b.t, []event.Mode{event.ModeShared, event.ModeShared}, modes(b.state(l)))
 		b.requireBusy(l, there)
 		b.unlock([]relock.Locker{l, l.RLocker()}[i%2], section)
 		require.Equal(b.t, relock.ErrReleased, context.Cause(section))
@@ -225,7 +226,7 @@ func lostRead(b *bench) {
 	reader := b.enter(b.ctx, short.RLocker())
 	writer := b.enter(reader, l)
 	cause := b.ends(writer)
-	b.requireLost(cause, l, relock.LossExpired)
+	b.requireLost(cause, l, event.LossExpired)
 	require.Equal(b.t, cause, b.ends(reader))
 	b.requireBusy(there, there.RLocker()) // the hold of the writer was not lost
 	b.unlock(l, writer)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -241,9 +242,9 @@ func severalLost(b *bench) {
 		section := b.enter(b.ctx, l)
 		require.NoError(b.t, lost.ForceUnlock(b.ctx))
 		cause := b.ends(section)
-		b.requireLost(cause, lost, relock.LossTaken)
-		b.requireLost(last(l.Lock(section)), lost, relock.LossTaken)
-		b.requireLost(l.Unlock(section), lost, relock.LossTaken)
+		b.requireLost(cause, lost, event.LossTaken)
+		b.requireLost(last(l.Lock(section)), lost, event.LossTaken)
+		b.requireLost(l.Unlock(section), lost, event.LossTaken)
 		b.requireKinds(l.Unlock(section), relock.ErrNotHeld)
 		for _, name := range []string{"a", "b", "c"} {
 			b.requireFreeLock(name)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 var waitTests = []test{
@@ -130,7 +131,7 @@ func waitDead(b *bench) {
 		require.False(b.t, c.at.Before(free), "the waiter is in %s before the lease has ended", free.Sub(c.at))
 	}
 	require.Less(b.t, c.at.Sub(free), b.h.TTL+prompt)
-	b.requireLost(l.Unlock(section), l, relock.LossExpired)
+	b.requireLost(l.Unlock(section), l, event.LossExpired)
 }
 
 func waitLong(b *bench) {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/once"
@@ -109,7 +110,7 @@ func nothing(once.Tick) {}
 func TestAStopEndsASchedule(t *testing.T) {
 	for name, cause := range map[string]error{
 		"by itself":                           nil,
-		"with the loss of another lock":       &relock.LostError{Name: "leader", Reason: relock.LossExpired},
+		"with the loss of another lock":       &relock.LostError{Name: "leader", Reason: event.LossExpired},
 		"with the error of another operation": relock.ErrUnavailable,
 	} {
 		t.Run(name, func(t *testing.T) {

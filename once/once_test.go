@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/once"
@@ -63,7 +64,7 @@ func (r *rig) processWith(ttl time.Duration, options ...once.Option) *process {
 		o.ReadTimeout, o.WriteTimeout = 300*time.Millisecond, 300*time.Millisecond
 	})
 	var err error
-	p.locks, err = relock.New(rdb, relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{Retried: func(relock.Retried) { p.retried.Add(1) }}))
+	p.locks, err = relock.New(rdb, relock.WithTTL(ttl), relock.WithHooks(event.Hooks{Retried: func(event.Retried) { p.retried.Add(1) }}))
 	require.NoError(r, err)
 	p.Once, err = once.New(p.locks, options...)
 	require.NoError(r, err)

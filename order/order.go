@@ -20,6 +20,7 @@ import (
 	"sync"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/caller"
 )
 
@@ -104,8 +105,8 @@ type pair struct {
 // The places of two locks of one class.
 const low, high = "low", "high"
 
-// Hooks returns the hooks of the Checker, for [relock.WithHooks] and [relock.JoinHooks].
-func (c *Checker) Hooks() relock.Hooks {
+// Hooks returns the hooks of the Checker, for [relock.WithHooks] and [event.Join].
+func (c *Checker) Hooks() event.Hooks {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pairs == nil {
@@ -115,30 +116,30 @@ func (c *Checker) Hooks() relock.Hooks {
 	if c.Class == nil {
 		c.Class = Prefix
 	}
-	return relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+	return event.Hooks{Trace: func(e event.AcquireStarted) (context.Context, event.TraceFinished) {
 		c.started(e)
 		return nil, nil
 	}}
 }
 
 // started looks at a call that is about to take a lock.
-func (c *Checker) started(e relock.AcquireStarted) {
+func (c *Checker) started(e event.AcquireStarted) {
 	class := c.Class(e.Name)
 	if class == "" || !e.Waits {
 		return
 	}
-	isShared := e.Mode == relock.ModeShared
-	for outer := range e.Around() {
+	isShared := e.Mode == event.ModeShared
+	for outer := range relock.Around(e.Context) {
 		if isOf(outer, e) && (isShared || outer.Mode == e.Mode) {
 			return // enters again, or reads inside of its own writer
 		}
 	}
-	if e.Mode == relock.ModeExclusive {
+	if e.Mode == event.ModeExclusive {
 		c.write(class)
 	}
-	for outer := range e.Around() {
+	for outer := range relock.Around(e.Context) {
 		if of := c.Class(outer.Name); of != "" && !isOf(outer, e) {
-			p := pair{outer: of, inner: class, outerShared: outer.Mode == relock.ModeShared, innerShared: isShared}
+			p := pair{outer: of, inner: class, outerShared: outer.Mode == event.ModeShared, innerShared: isShared}
 			if of == class {
 				p.from, p.to = c.places(outer, e)
 			}
@@ -148,12 +149,12 @@ func (c *Checker) started(e relock.AcquireStarted) {
 }
 
 // isOf says whether a section is of the very lock of the call.
-func isOf(s relock.Section, e relock.AcquireStarted) bool {
+func isOf(s event.Section, e event.AcquireStarted) bool {
 	return s.Key == e.Key && s.Client == e.Client
 }
 
 // places returns the places of two locks of one class.
-func (c *Checker) places(outer relock.Section, inner relock.AcquireStarted) (from, to string) {
+func (c *Checker) places(outer event.Section, inner event.AcquireStarted) (from, to string) {
 	switch {
 	case outer.Name == inner.Name:
 		return outer.Client, inner.Client

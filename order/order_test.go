@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/order"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -23,7 +24,7 @@ type world struct {
 	*relock.Client
 	t     *testing.T
 	store *mem.Store
-	hooks relock.Hooks
+	hooks event.Hooks
 	found []error
 }
 
@@ -385,6 +386,6 @@ func BenchmarkKnownOrder(b *testing.B) {
 	require.NoError(b, client.NewLock("stock:1").Do(section, func(context.Context) error { return nil }))
 	b.ReportAllocs()
 	for b.Loop() { // the hooks alone, without the store
-		hooks.Trace(relock.AcquireStarted{Context: section, Name: "stock:1", Mode: relock.ModeExclusive, Waits: true})
+		hooks.Trace(event.AcquireStarted{Context: section, Name: "stock:1", Mode: event.ModeExclusive, Waits: true})
 	}
 }

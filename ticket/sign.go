@@ -11,6 +11,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 // Signed is the text of a signed ticket. The text is a secret until the ticket is used or has
@@ -47,7 +48,7 @@ type claims struct {
 	jwt.RegisteredClaims                  // jti is the ID of the ticket
 	Use                  relock.TicketUse `json:"use"`
 	Lock                 string           `json:"lock"`
-	Mode                 relock.Mode      `json:"mode"`
+	Mode                 event.Mode       `json:"mode"`
 	Hold                 string           `json:"hold"`
 	Token                int64            `json:"token"`
 	TTL                  time.Duration    `json:"ttl"`
@@ -104,7 +105,7 @@ func (s *Signer) Sign(t relock.Ticket, audience string) (Signed, error) {
 			Issuer: s.issuer, Audience: jwt.ClaimStrings{audience}, ID: t.ID,
 			IssuedAt: now, NotBefore: now, ExpiresAt: jwt.NewNumericDate(t.Expires),
 		},
-		Use: t.Use, Lock: t.Lock, Mode: relock.ModeExclusive, Hold: t.Hold, Token: t.Token, TTL: t.TTL, Delay: t.Delay,
+		Use: t.Use, Lock: t.Lock, Mode: event.ModeExclusive, Hold: t.Hold, Token: t.Token, TTL: t.TTL, Delay: t.Delay,
 	})
 	token.Header["typ"], token.Header["kid"] = typ, s.keyID
 	text, err := token.SignedString(*s.key)

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/ticket"
 )
 
@@ -184,7 +185,7 @@ func TestForgedTicketsAreRefused(t *testing.T) {
 		"expiry at the end of int64":      {token(t, header, claim("exp", int64(1<<62)), with(keyOf(1))), ticket.ErrSignature},
 		"expiry that is a text":           {token(t, header, claim("exp", "tomorrow"), with(keyOf(1))), ticket.ErrSignature},
 		"another use":                     {token(t, header, claim("use", "x"), with(keyOf(1))), ticket.ErrSignature},
-		"another mode":                    {token(t, header, claim("mode", relock.ModeShared), with(keyOf(1))), ticket.ErrSignature},
+		"another mode":                    {token(t, header, claim("mode", event.ModeShared), with(keyOf(1))), ticket.ErrSignature},
 		"a token below 1":                 {token(t, header, claim("token", 0), with(keyOf(1))), ticket.ErrSignature},
 		"a token that is no whole number": {token(t, header, claim("token", 1.5), with(keyOf(1))), ticket.ErrSignature},
 		"a negative delay":                {token(t, header, claim("delay", -1), with(keyOf(1))), ticket.ErrSignature},

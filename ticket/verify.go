@@ -9,6 +9,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 // Keys are the public keys of an issuer, by the names of the keys. An issuer that changes its key
@@ -115,7 +116,7 @@ func (v *Verifier) Verify(s Signed) (relock.Ticket, error) {
 	}
 	t := relock.Ticket{Use: c.Use, ID: c.ID, Lock: c.Lock, Hold: c.Hold, Token: c.Token, TTL: c.TTL, Delay: c.Delay}
 	switch {
-	case !isWhole(t), c.Mode != relock.ModeExclusive, c.IssuedAt == nil, c.NotBefore == nil, len(c.Audience) != 1:
+	case !isWhole(t), c.Mode != event.ModeExclusive, c.IssuedAt == nil, c.NotBefore == nil, len(c.Audience) != 1:
 		return relock.Ticket{}, because(ErrSignature, "a claim is missing, or wrong")
 	case time.Until(c.ExpiresAt.Time) > v.maxLife+v.leeway:
 		return relock.Ticket{}, because(ErrSignature, "it expires too late, see WithMaxLife")

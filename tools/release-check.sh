@@ -70,6 +70,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"$root"
+	"$root/event"
 	_ "$root/store/etcd"
 	_ "$root/store/kubernetes"
 	relockotel "$root/telemetry/otel"
@@ -85,7 +86,7 @@ func main() {
 		panic(err)
 	}
 	client, err := relock.New(redis.NewClient(&redis.Options{}),
-		relock.WithHooks(relock.JoinHooks(relockprom.New().Hooks(), telemetry.Hooks())))
+		relock.WithHooks(event.Join(relockprom.New().Hooks(), telemetry.Hooks())))
 	if err != nil {
 		panic(err)
 	}

@@ -226,7 +226,7 @@ func (a *app) report(e *exitError) {
 		fmt.Fprintln(a.stderr, "relock:", printable(message))
 		return
 	}
-	out := event{Time: time.Now(), Event: "error", Error: cmp.Or(e.word, kinds[e.code]), ExitCode: &e.code, Message: message}
+	out := record{Time: time.Now(), Event: "error", Error: cmp.Or(e.word, kinds[e.code]), ExitCode: &e.code, Message: message}
 	var locked *relock.LockedError
 	if errors.As(e.err, &locked) {
 		out.Name, out.Holder, out.LeaseMs = locked.Name, locked.Holder.String(), max(0, locked.TTL.Milliseconds())

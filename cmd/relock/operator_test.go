@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 )
 
@@ -82,7 +83,7 @@ func TestLsListsEveryKindOfLockWithAllItsHolders(t *testing.T) {
 	price, till, job := infos[0], infos[1], infos[2]
 	require.Equal(t, []string{"read_write", "semaphore", "mutex"}, []string{price.Kind, till.Kind, job.Kind})
 	require.Equal(t, s.state("{tag}:job").Holder.String(), job.holders())
-	require.Equal(t, relock.ModeExclusive, job.Holders[0].Mode)
+	require.Equal(t, event.ModeExclusive, job.Holders[0].Mode)
 	require.Equal(t, 1, job.Count)
 	require.InDelta(t, 30_000, *job.Holders[0].LeaseMs, 15_000)
 	require.Nil(t, job.WaitMs)
@@ -104,8 +105,8 @@ func TestLsListsEveryKindOfLockWithAllItsHolders(t *testing.T) {
 		require.Contains(t, readers, p.event("waiting")["holder"])
 		require.Contains(t, shown.Queue[i].Holder, "relock@")
 	}
-	require.Equal(t, relock.ModeExclusive, shown.Queue[0].Mode)
-	require.Equal(t, relock.ModeShared, shown.Queue[1].Mode)
+	require.Equal(t, event.ModeExclusive, shown.Queue[0].Mode)
+	require.Equal(t, event.ModeShared, shown.Queue[1].Mode)
 	text := do(t, s.on(), "show", "prices").stdout
 	require.Regexp(t, `(?m)^kind +read_write$`, text)
 	require.Regexp(t, `(?m)^holder +\S+ shared, lease \d+s$`, text)
@@ -329,7 +330,7 @@ func TestWatchSeesWhatChanges(t *testing.T) {
 func TestATableOfWatchMarksWhatHasChanged(t *testing.T) {
 	const id = "f47ac10b-58cc-4372-a567-0e02b2c3d479"
 	lock := func(name, holder string, lease, wait int64) lockInfo {
-		info := lockInfo{Name: name, Held: true, Holders: []holding{{holder, relock.ModeExclusive, &lease}}}
+		info := lockInfo{Name: name, Held: true, Holders: []holding{{holder, event.ModeExclusive, &lease}}}
 		if wait > 0 {
 			info.Waiters, info.WaitMs = 1, &wait
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -27,7 +28,7 @@ var (
 )
 
 // modes has the modes of places in queues; a semaphore has numbers of permits.
-var modes = map[string]relock.Mode{"": relock.ModeExclusive, "w": relock.ModeExclusive, "r": relock.ModeShared}
+var modes = map[string]event.Mode{"": event.ModeExclusive, "w": event.ModeExclusive, "r": event.ModeShared}
 
 // keyOf returns the key of a lock: prefix{name}, or prefix+name if the name has a hash tag. A name
 // that is such a key already stays as it is.
@@ -67,16 +68,16 @@ type lockInfo struct {
 
 // holding is one holder of a lock.
 type holding struct {
-	Holder  string      `json:"holder"`
-	Mode    relock.Mode `json:"mode"`
-	LeaseMs *int64      `json:"lease_ms,omitempty"` // the rest of the lease
+	Holder  string     `json:"holder"`
+	Mode    event.Mode `json:"mode"`
+	LeaseMs *int64     `json:"lease_ms,omitempty"` // the rest of the lease
 }
 
 // waiter is one place in a queue.
 type waiter struct {
-	Holder string      `json:"holder"`
-	Mode   relock.Mode `json:"mode"`
-	WaitMs *int64      `json:"wait_ms,omitempty"` // nil: a reader that waits to write, before all others
+	Holder string     `json:"holder"`
+	Mode   event.Mode `json:"mode"`
+	WaitMs *int64     `json:"wait_ms,omitempty"` // nil: a reader that waits to write, before all others
 }
 
 // holders returns the names of all holders for people.
@@ -176,7 +177,7 @@ func (r *reader) queue(ctx context.Context, key string, k store.Kind) (queue []w
 	places, err := queueScript.Run(ctx, r.rdb, []string{key + queues[k]}, key, firstPart-1).Slice()
 	for _, place := range places {
 		holder, mode, wait := place.([]any)[0], place.([]any)[1], place.([]any)[2].(int64)
-		w := waiter{Holder: fmt.Sprint(holder), Mode: cmp.Or(modes[fmt.Sprint(mode)], relock.ModePermit)}
+		w := waiter{Holder: fmt.Sprint(holder), Mode: cmp.Or(modes[fmt.Sprint(mode)], event.ModePermit)}
 		if wait >= 0 {
 			w.WaitMs = &wait
 		}

@@ -278,7 +278,7 @@ func (r *runner) take(ctx context.Context, quit context.CancelFunc) error {
 		return err
 	}
 	r.began = time.Now()
-	r.tell(event{
+	r.tell(record{
 		Event: "acquired", Tokens: r.tokens, Holder: r.holder(), WaitedMs: new(r.began.Sub(asked).Milliseconds()),
 		text: fmt.Sprintf("%s taken, token %s", r.quoted(), r.tokenText()), quiet: true,
 	})
@@ -318,7 +318,7 @@ func (r *runner) acquire(ctx context.Context) (err error) {
 
 // tellWaiting tells that the wait begins, at a terminal without --verbose too.
 func (r *runner) tellWaiting(locked *relock.LockedError) {
-	e := event{Event: "waiting", quiet: r.app.quiet || !term.IsTerminal(int(os.Stderr.Fd())), text: r.quoted() + " is locked, waiting"}
+	e := record{Event: "waiting", quiet: r.app.quiet || !term.IsTerminal(int(os.Stderr.Fd())), text: r.quoted() + " is locked, waiting"}
 	if locked != nil {
 		e.Name, e.Holder = locked.Name, locked.Holder.String()
 		e.text = fmt.Sprintf("%q is locked by %s, waiting", locked.Name, locked.Holder)
@@ -387,7 +387,7 @@ func (r *runner) work() (end childEvent, err error) {
 		r.hadKeyboard = r.tty != nil && r.tty.given
 		r.tty.take()
 	}()
-	r.tell(event{Event: "started", Pid: r.child.pid, text: fmt.Sprintf("%s has pid %d", r.command[0], r.child.pid), quiet: true})
+	r.tell(record{Event: "started", Pid: r.child.pid, text: fmt.Sprintf("%s has pid %d", r.command[0], r.child.pid), quiet: true})
 
 	const (
 		look  = 10 * time.Millisecond // the system reports no end of a group
@@ -407,7 +407,7 @@ func (r *runner) work() (end childEvent, err error) {
 				r.childStopped(e.stop)
 				continue
 			}
-			r.tell(event{
+			r.tell(record{
 				Event: "exited", Pid: r.child.pid, ExitCode: new(e.code), Signal: e.signalName(),
 				text: fmt.Sprintf("%s has ended with %d", r.command[0], e.code), quiet: !r.lost,
 			})
@@ -429,14 +429,14 @@ func (r *runner) work() (end childEvent, err error) {
 			r.tellLost()
 		case <-kill:
 			dead = time.After(dying)
-			r.tell(event{
+			r.tell(record{
 				Event: "killed", Pid: r.child.pid,
 				text: fmt.Sprintf("%s has not ended within %s; killing it", r.command[0], r.grace), quiet: r.grace == 0,
 			})
 			_ = r.child.signal(syscall.SIGKILL)
 		case <-dead:
 			message := fmt.Sprintf("some of it is still there %s after SIGKILL", dying)
-			r.tell(event{Event: "unstopped", Pid: r.child.pid, Message: message, text: r.command[0] + " cannot be stopped: " + message})
+			r.tell(record{Event: "unstopped", Pid: r.child.pid, Message: message, text: r.command[0] + " cannot be stopped: " + message})
 			if tick != nil {
 				return end, &exitError{code: codeLost}
 			}
@@ -451,7 +451,7 @@ func (r *runner) work() (end childEvent, err error) {
 // tellLost tells why a lock is lost.
 func (r *runner) tellLost() {
 	cause := context.Cause(r.section)
-	e := event{
+	e := record{
 		Event: "lost", Error: kinds[codeLost], HeldMs: r.held(), Pid: r.child.pid,
 		text: strings.TrimPrefix(cause.Error(), "relock: ") + "; stopping the command",
 	}
@@ -475,9 +475,9 @@ func (r *runner) release(code int) error {
 	case err != nil:
 		// The work was done under the lock. A longer wait of others is no failure of the command.
 		message := strings.TrimPrefix(err.Error(), "relock: ")
-		r.tell(event{Event: "unconfirmed", Error: kinds[codeUnavailable], Message: message, text: message})
+		r.tell(record{Event: "unconfirmed", Error: kinds[codeUnavailable], Message: message, text: message})
 	default:
-		r.tell(event{Event: "released", Tokens: r.tokens, HeldMs: r.held(), text: r.quoted() + " given back", quiet: true})
+		r.tell(record{Event: "released", Tokens: r.tokens, HeldMs: r.held(), text: r.quoted() + " given back", quiet: true})
 	}
 	return nil
 }
@@ -485,7 +485,7 @@ func (r *runner) release(code int) error {
 func (r *runner) held() *int64 { return new(time.Since(r.began).Milliseconds()) }
 
 // tell prints an event about the lock that it names, or about all locks of the run.
-func (r *runner) tell(e event) {
+func (r *runner) tell(e record) {
 	e.Time, e.Message = time.Now(), r.conn.redact(e.Message)
 	if e.Name == "" && len(r.names) == 1 {
 		e.Name = r.names[0]

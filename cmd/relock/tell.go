@@ -50,8 +50,8 @@ func (t *teller) finish() {
 	}
 }
 
-// event is a line of JSON on stderr about a run or an error, or a line of text.
-type event struct {
+// record is a line of JSON on stderr about a run or an error, or a line of text.
+type record struct {
 	Time     time.Time `json:"time"`
 	Event    string    `json:"event"`
 	Name     string    `json:"name,omitempty"`   // of a lock; empty: the event is about several ones

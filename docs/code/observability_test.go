@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	relockotel "github.com/go-relock/relock/telemetry/otel"
 	relockprom "github.com/go-relock/relock/telemetry/prometheus"
@@ -31,23 +32,23 @@ func observed(rdb redis.UniversalClient, logger *slog.Logger) (*relock.Client, e
 		return nil, err
 	}
 	return relock.New(rdb, relock.WithLogger(logger),
-		relock.WithHooks(relock.JoinHooks(metrics.Hooks(), telemetry.Hooks()))) // or the hooks of one module
+		relock.WithHooks(event.Join(metrics.Hooks(), telemetry.Hooks()))) // or the hooks of one module
 }
 
 // end
 
 // page: apart
 // apart makes hooks for one of several clients of a process, whose metrics have the label client.
-func apart(name string, registry prometheus.Registerer, meters metric.MeterProvider) (relock.Hooks, error) {
+func apart(name string, registry prometheus.Registerer, meters metric.MeterProvider) (event.Hooks, error) {
 	metrics := relockprom.New()
 	if err := prometheus.WrapRegistererWith(prometheus.Labels{"client": name}, registry).Register(metrics); err != nil {
-		return relock.Hooks{}, err
+		return event.Hooks{}, err
 	}
 	telemetry, err := relockotel.New(relockotel.WithMeterProvider(meters), relockotel.WithClientAttribute(name))
 	if err != nil {
-		return relock.Hooks{}, err
+		return event.Hooks{}, err
 	}
-	return relock.JoinHooks(metrics.Hooks(), telemetry.Hooks()), nil
+	return event.Join(metrics.Hooks(), telemetry.Hooks()), nil
 }
 
 // end
@@ -82,11 +83,11 @@ func newMetrics() (*relockprom.Collector, *relockotel.Telemetry, error) {
 
 // page: trace
 // requestIDs puts the ID of a request into the context of each section, for its log lines.
-func requestIDs(newID func() string) relock.Hooks {
-	return relock.Hooks{
-		Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+func requestIDs(newID func() string) event.Hooks {
+	return event.Hooks{
+		Trace: func(e event.AcquireStarted) (context.Context, event.TraceFinished) {
 			ctx := context.WithValue(e.Context, requestKey{}, newID())
-			return ctx, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+			return ctx, func(section context.Context, e event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 				return context.WithValue(section, requestKey{}, e.Context.Value(requestKey{})), nil
 			}
 		},
@@ -122,7 +123,7 @@ func metricNames[F interface{ GetName() string }](families []F) (names []string)
 func TestObservabilityLabel(t *testing.T) {
 	metrics, telemetry, err := newMetrics()
 	require.NoError(t, err)
-	client := newClient(t, relock.WithHooks(relock.JoinHooks(metrics.Hooks(), telemetry.Hooks())))
+	client := newClient(t, relock.WithHooks(event.Join(metrics.Hooks(), telemetry.Hooks())))
 	require.NoError(t, client.NewLock("orders:42").Do(t.Context(), ship1))
 	require.NoError(t, client.Close())
 	registry := prometheus.NewRegistry()

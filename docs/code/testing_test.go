@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/locktest"
@@ -144,7 +145,7 @@ func TestShipWhileRedisIsAway(t *testing.T) {
 		err := s.Ship(t.Context(), "42") // Redis goes away during the shipping
 		var lost *relock.LostError
 		require.ErrorAs(t, err, &lost)
-		require.Equal(t, relock.LossExpired, lost.Reason) // no renewal was confirmed in time
+		require.Equal(t, event.LossExpired, lost.Reason) // no renewal was confirmed in time
 
 		err = s.Ship(t.Context(), "43") // Redis is still away
 		require.ErrorIs(t, err, relock.ErrUnavailable)

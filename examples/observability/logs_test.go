@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 // levels are those that are no constants.
@@ -141,7 +141,7 @@ func TestThePageListsTheHooks(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z]\\w+)` \\| (?:when|after|before|for) ").FindAllStringSubmatch(string(page), -1) {
 		listed = append(listed, m[1])
 	}
-	for field := range reflect.TypeFor[relock.Hooks]().Fields() {
+	for field := range reflect.TypeFor[event.Hooks]().Fields() {
 		if field.IsExported() {
 			want = append(want, field.Name)
 		}

@@ -42,7 +42,7 @@ import (
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
-	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	relockotel "github.com/go-relock/relock/telemetry/otel"
 	relockprom "github.com/go-relock/relock/telemetry/prometheus"
 )
@@ -107,7 +107,7 @@ func run(ctx context.Context, out io.Writer, listen, redisURL string) error {
 // metrics are those of both modules, and their handler.
 type metrics struct {
 	http.Handler
-	hooks relock.Hooks
+	hooks event.Hooks
 }
 
 // kindOf maps the name of a lock to one of a few values: "orders:42" is "orders".
@@ -136,19 +136,19 @@ func newMetrics() (*metrics, error) {
 
 // register makes the metrics of both modules. The two registries may be one: no name is in both
 // modules. The options are those of the exporter of OpenTelemetry.
-func register(registry, otelRegistry prometheus.Registerer, options ...otelprom.Option) (relock.Hooks, error) {
+func register(registry, otelRegistry prometheus.Registerer, options ...otelprom.Option) (event.Hooks, error) {
 	collector := relockprom.New(relockprom.WithDetails(), relockprom.WithLockLabel(kindOf))
 	if err := registry.Register(collector); err != nil {
-		return relock.Hooks{}, err
+		return event.Hooks{}, err
 	}
 	exporter, err := otelprom.New(append(options, otelprom.WithRegisterer(otelRegistry))...)
 	if err != nil {
-		return relock.Hooks{}, err
+		return event.Hooks{}, err
 	}
 	telemetry, err := relockotel.New(relockotel.WithDetails(), relockotel.WithLockAttribute(kindOf),
 		relockotel.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))))
 	if err != nil {
-		return relock.Hooks{}, err
+		return event.Hooks{}, err
 	}
-	return relock.JoinHooks(collector.Hooks(), telemetry.Hooks()), nil
+	return event.Join(collector.Hooks(), telemetry.Hooks()), nil
 }

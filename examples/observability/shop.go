@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/leader"
 )
 
@@ -20,7 +21,7 @@ import (
 // locks. The results of calls are of no interest here, as the metrics have them.
 type shop struct {
 	options *redis.Options
-	hooks   relock.Hooks
+	hooks   event.Hooks
 	prefix  string
 
 	network network       // of the instances
@@ -48,7 +49,7 @@ func (s *shop) run(ctx context.Context) error {
 		defer instances[i].Close()
 	}
 	flooded := make(chan struct{})
-	slow, err := s.open(&network{}, relock.WithHooks(relock.JoinHooks(tooSlow(flooded), s.hooks)))
+	slow, err := s.open(&network{}, relock.WithHooks(event.Join(tooSlow(flooded), s.hooks)))
 	if err != nil {
 		return err
 	}
@@ -321,14 +322,14 @@ func (s *shop) outages(ctx context.Context) {
 }
 
 // tooSlow is a hook that holds up the hooks behind it, until there are more events than may wait.
-func tooSlow(flooded <-chan struct{}) relock.Hooks {
-	return relock.Hooks{AcquireStarted: func(relock.AcquireStarted) { <-flooded }}
+func tooSlow(flooded <-chan struct{}) event.Hooks {
+	return event.Hooks{AcquireStarted: func(event.AcquireStarted) { <-flooded }}
 }
 
 // flood makes more events than may wait for a slow hook.
 func flood(ctx context.Context, lock *relock.Lock) {
 	_ = lock.Do(ctx, func(ctx context.Context) error {
-		for range relock.EventBacklog {
+		for range event.Backlog {
 			if err := lock.Do(ctx, func(context.Context) error { return nil }); err != nil {
 				return err
 			}

@@ -4,12 +4,12 @@ package measures
 import (
 	"strings"
 
-	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 // Label joins the labels of a lock, its mode and what its name maps to, into one text for package
 // inflight.
-func Label(mode relock.Mode, lock string) string { return string(mode) + " " + lock }
+func Label(mode event.Mode, lock string) string { return string(mode) + " " + lock }
 
 // Split takes a text of [Label] apart.
 func Split(label string) (mode, lock string) {
@@ -94,13 +94,13 @@ var Details = Bounds{
 
 // The label values that are known before anything happens. With details their counters begin with 0.
 var (
-	Outcomes = []relock.Outcome{
-		relock.OutcomeAcquired, relock.OutcomeLocked, relock.OutcomeCanceled, relock.OutcomeClosed, relock.OutcomeLost,
-		relock.OutcomeDeadlock, relock.OutcomeDeclined, relock.OutcomeError,
+	Outcomes = []event.Outcome{
+		event.OutcomeAcquired, event.OutcomeLocked, event.OutcomeCanceled, event.OutcomeClosed, event.OutcomeLost,
+		event.OutcomeDeadlock, event.OutcomeDeclined, event.OutcomeError,
 	}
-	WakeCauses = []relock.Wake{relock.WakeGrant, relock.WakeRecheck, relock.WakeReleased, relock.WakePass}
-	Reasons    = []relock.LossReason{
-		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked,
+	WakeCauses = []event.Wake{event.WakeGrant, event.WakeRecheck, event.WakeReleased, event.WakePass}
+	Reasons    = []event.LossReason{
+		event.LossExpired, event.LossTaken, event.LossMaxHold, event.LossAbandoned, event.LossLeaked,
 	}
 	Ends    = []string{EndReleased, EndLost, EndClosed}
 	Results = []string{ResultOK, ResultFailed, ResultLost}

@@ -10,14 +10,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/measures"
 )
 
-// constants are the values of all constants of a type in the files of the root package.
+// constants are the values of all constants of a type in the files of package event.
 func constants(t *testing.T, typ string) (values []string) {
 	t.Helper()
-	files, err := filepath.Glob("../../*.go")
+	files, err := filepath.Glob("../../event/*.go")
 	require.NoError(t, err)
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
@@ -42,7 +42,7 @@ func constants(t *testing.T, typ string) (values []string) {
 
 func TestCountersOfAllKnownLabelsBeginWithZero(t *testing.T) {
 	require.ElementsMatch(t, constants(t, "Outcome"), texts(measures.Outcomes))
-	require.ElementsMatch(t, constants(t, "Wake"), append(texts(measures.WakeCauses), string(relock.WakeNone)))
+	require.ElementsMatch(t, constants(t, "Wake"), append(texts(measures.WakeCauses), string(event.WakeNone)))
 	require.ElementsMatch(t, constants(t, "LossReason"), texts(measures.Reasons))
 }
 

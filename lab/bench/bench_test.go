@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/fakeredis"
 	"github.com/go-relock/relock/internal/test/redistest"
 )
@@ -316,8 +317,8 @@ func BenchmarkRenewal(b *testing.B) {
 		b.Run(fmt.Sprintf("locks=%d", n), func(b *testing.B) {
 			var renewed, lost atomic.Int64
 			round := make(chan struct{}, 1)
-			client, err := relock.New(redistest.Shared(b).Client(), relock.WithTTL(3*time.Second), relock.WithHooks(relock.Hooks{
-				Renewed: func(r relock.Renewed) {
+			client, err := relock.New(redistest.Shared(b).Client(), relock.WithTTL(3*time.Second), relock.WithHooks(event.Hooks{
+				Renewed: func(r event.Renewed) {
 					renewed.Add(int64(r.Locks))
 					lost.Add(int64(r.Lost))
 					select {
@@ -390,7 +391,7 @@ func BenchmarkContended(b *testing.B) {
 	for _, name := range []string{"few", "new"} {
 		b.Run("locks="+name, func(b *testing.B) {
 			var queued sync.Map // channels to close, by lock
-			owner, client := newClient(b), newClient(b, relock.WithHooks(relock.Hooks{Queued: func(q relock.Queued) {
+			owner, client := newClient(b), newClient(b, relock.WithHooks(event.Hooks{Queued: func(q event.Queued) {
 				waits, _ := queued.LoadAndDelete(q.Name)
 				close(waits.(chan struct{}))
 			}}))

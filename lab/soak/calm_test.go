@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -87,7 +88,7 @@ func (s *soak) warm(p *peer) {
 
 // hooks is the option of all clients of a soak: it notes the locks whose commands are sent again.
 func (s *soak) hooks() relock.Option {
-	return relock.WithHooks(relock.Hooks{Retried: func(e relock.Retried) {
+	return relock.WithHooks(event.Hooks{Retried: func(e event.Retried) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.repeated[e.Name] = true

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/caller"
 	"github.com/go-relock/relock/internal/sections"
 	"github.com/go-relock/relock/store"
@@ -70,7 +71,7 @@ type place struct {
 type holding struct {
 	lock   string
 	holder relock.Holder
-	mode   relock.Mode
+	mode   event.Mode
 }
 
 // section is a section of a client of the run, as far as its begin has told.
@@ -129,7 +130,7 @@ func (w *World) add(a *access) *process {
 }
 
 func (p *process) options(options []relock.Option) []relock.Option {
-	return append(options[:len(options):len(options)], relock.WithHooks(relock.Hooks{Trace: p.trace}))
+	return append(options[:len(options):len(options)], relock.WithHooks(event.Hooks{Trace: p.trace}))
 }
 
 func (p *process) open(client *relock.Client, err error) *relock.Client {
@@ -161,14 +162,14 @@ func (w *World) close() {
 }
 
 // trace notes the section of each call that has entered.
-func (p *process) trace(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+func (p *process) trace(e event.AcquireStarted) (context.Context, event.TraceFinished) {
 	w, line := p.world, caller.Line(nil)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !slices.Contains(p.names, e.Name) {
 		p.names = append(p.names, e.Name)
 	}
-	return nil, func(ctx context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+	return nil, func(ctx context.Context, e event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 		if e.Err != nil {
 			return nil, nil
 		}
@@ -178,7 +179,7 @@ func (p *process) trace(e relock.AcquireStarted) (context.Context, relock.TraceF
 			w.ttl = max(w.ttl, e.TTL)
 		}
 		h := holding{e.Name, e.Holder, e.Mode}
-		s := &section{process: p, lock: e.Name, line: line, exclusive: e.Mode == relock.ModeExclusive, ctx: ctx}
+		s := &section{process: p, lock: e.Name, line: line, exclusive: e.Mode == event.ModeExclusive, ctx: ctx}
 		if e.Depth == 1 {
 			w.granted++
 			w.holds[h] = w.granted
@@ -192,7 +193,7 @@ func (p *process) trace(e relock.AcquireStarted) (context.Context, relock.TraceF
 }
 
 // closed notes the end of the hold that s has begun.
-func (s *section) closed(relock.TraceEnded) {
+func (s *section) closed(event.TraceEnded) {
 	s.process.world.mu.Lock()
 	defer s.process.world.mu.Unlock()
 	delete(s.process.world.open, s)

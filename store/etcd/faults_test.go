@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/etcdtest"
 	"github.com/go-relock/relock/internal/test/redistest"
@@ -518,8 +519,8 @@ func init() {
 		if err != nil {
 			panic(err)
 		}
-		client, err := relock.Open(s, relock.WithTTL(2*time.Second), relock.WithHooks(relock.Hooks{
-			Queued: func(relock.Queued) { _, _ = fmt.Fprintln(out, "queued") },
+		client, err := relock.Open(s, relock.WithTTL(2*time.Second), relock.WithHooks(event.Hooks{
+			Queued: func(event.Queued) { _, _ = fmt.Fprintln(out, "queued") },
 		}))
 		if err != nil {
 			panic(err)

@@ -6,7 +6,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 // calls finds the section for which a call has waited, in this process. A lock is known while a
@@ -40,11 +40,11 @@ func (s *calls) started(name string) *lockCalls {
 
 // before returns the span of the section that had the lock last while a call waited for the lock,
 // or was refused.
-func (s *calls) before(l *lockCalls, e relock.AcquireFinished) trace.SpanContext {
+func (s *calls) before(l *lockCalls, e event.AcquireFinished) trace.SpanContext {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	last := l.last
-	refused := e.Waited || e.Owner != (relock.Holder{})
+	refused := e.Waited || e.Owner != ""
 	if refused && last != nil && last.holder != e.Holder && (last.ended.IsZero() || !last.ended.Before(e.Start)) {
 		return last.span.SpanContext()
 	}

@@ -7,7 +7,7 @@
 //
 // One [Telemetry] serves all clients of a process. To tell clients apart, make a Telemetry for each,
 // with [WithClientAttribute]. Without options, New uses the global meter and
-// tracer providers. To add hooks of your own, see [relock.JoinHooks].
+// tracer providers. To add hooks of your own, see [event.Join].
 //
 // # Metrics
 //

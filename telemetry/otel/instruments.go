@@ -6,7 +6,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/inflight"
 	"github.com/go-relock/relock/internal/measures"
 )
@@ -153,10 +153,10 @@ func (t *Telemetry) know(label string) {
 // without which the share of calls that get the lock is unknown.
 func (t *Telemetry) beginLock(label string) {
 	bg := context.Background()
-	acquires := func(o relock.Outcome, reentrant, waited bool) {
+	acquires := func(o event.Outcome, reentrant, waited bool) {
 		t.acquires.Add(bg, 0, t.with(label, OutcomeKey.String(string(o)), ReentrantKey.Bool(reentrant), WaitedKey.Bool(waited)))
 	}
-	acquires(relock.OutcomeAcquired, false, false)
+	acquires(event.OutcomeAcquired, false, false)
 	if !t.details {
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/measures"
 )
 
@@ -40,7 +41,7 @@ type section struct {
 
 // trace begins the span of a call. The context that trace returns answers for the span by itself, so
 // that acquireFinished asks nothing of the context of the caller, which may be in use again.
-func (t *Telemetry) trace(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+func (t *Telemetry) trace(e event.AcquireStarted) (context.Context, event.TraceFinished) {
 	label := t.of(e.Name, e.Mode)
 	ctx, span := t.tracer.Start(e.Context, SpanName,
 		trace.WithTimestamp(e.Start), trace.WithAttributes(t.attributes(label)...))
@@ -48,16 +49,16 @@ func (t *Telemetry) trace(e relock.AcquireStarted) (context.Context, relock.Trac
 		return trace.ContextWithSpan(e.Context, span), nil // nobody wants traces
 	}
 	c := &call{lock: t.calls.started(e.Name), label: label, acquire: span}
-	return ctx, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+	return ctx, func(section context.Context, e event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 		return t.traced(section, c, e)
 	}
 }
 
 // traced ends the span of a call, and begins the span of a section.
-func (t *Telemetry) traced(ctx context.Context, c *call, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+func (t *Telemetry) traced(ctx context.Context, c *call, e event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 	span, now := c.acquire, e.Start.Add(e.Duration)
 	span.SetAttributes(results(e)...)
-	if o := e.Outcome; o == relock.OutcomeLost || o == relock.OutcomeDeadlock || o == relock.OutcomeError {
+	if o := e.Outcome; o == event.OutcomeLost || o == event.OutcomeDeadlock || o == event.OutcomeError {
 		span.SetStatus(codes.Error, valid(describe(e)))
 	}
 	if before := t.calls.before(c.lock, e); before.IsValid() {
@@ -71,14 +72,14 @@ func (t *Telemetry) traced(ctx context.Context, c *call, e relock.AcquireFinishe
 	ctx, span = t.tracer.Start(ctx, SectionSpanName, trace.WithTimestamp(now),
 		trace.WithAttributes(append(t.attributes(c.label), HolderKey.String(valid(e.Holder.String())))...))
 	t.calls.entered(c, section{span: span, holder: e.Holder, begun: now})
-	return ctx, func(end relock.TraceEnded) {
+	return ctx, func(end event.TraceEnded) {
 		t.calls.ended(c, e.Name, end.Held)
 		c.section.end(end)
 	}
 }
 
 // results are the attributes of a call that has returned.
-func results(e relock.AcquireFinished) []attribute.KeyValue {
+func results(e event.AcquireFinished) []attribute.KeyValue {
 	attrs := []attribute.KeyValue{
 		OutcomeKey.String(string(e.Outcome)), ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited),
 		HolderKey.String(valid(e.Holder.String())),
@@ -86,20 +87,20 @@ func results(e relock.AcquireFinished) []attribute.KeyValue {
 	if e.Depth > 0 {
 		attrs = append(attrs, DepthKey.Int(e.Depth))
 	}
-	if e.Wake != relock.WakeNone {
+	if e.Wake != event.WakeNone {
 		attrs = append(attrs, WakeKey.String(string(e.Wake)))
 	}
-	if e.Owner != (relock.Holder{}) {
+	if e.Owner != "" {
 		attrs = append(attrs, OwnerKey.String(valid(e.Owner.String())))
 	}
-	if e.Outcome != relock.OutcomeAcquired {
+	if e.Outcome != event.OutcomeAcquired {
 		attrs = append(attrs, errorTypeKey.String(errorType(e)))
 	}
 	return attrs
 }
 
 // end ends the span of a section.
-func (s *section) end(end relock.TraceEnded) {
+func (s *section) end(end event.TraceEnded) {
 	span, cause := s.span, measures.EndReleased
 	switch {
 	case end.Reason != "":
@@ -110,7 +111,7 @@ func (s *section) end(end relock.TraceEnded) {
 	span.SetAttributes(EndKey.String(cause), DepthKey.Int(end.MaxDepth))
 	switch {
 	case end.Reason != "":
-		span.SetAttributes(ReasonKey.String(string(end.Reason)), errorTypeKey.String(string(relock.OutcomeLost)))
+		span.SetAttributes(ReasonKey.String(string(end.Reason)), errorTypeKey.String(string(event.OutcomeLost)))
 		span.SetStatus(codes.Error, "lock lost: "+string(end.Reason))
 	case end.Err != nil:
 		span.SetAttributes(errorTypeKey.String("unconfirmed"))
@@ -120,12 +121,12 @@ func (s *section) end(end relock.TraceEnded) {
 }
 
 // errorType returns the outcome, or the code of an error reply of Redis, such as WRONGTYPE.
-func errorType(e relock.AcquireFinished) string {
+func errorType(e event.AcquireFinished) string {
 	var reply interface {
 		error
 		RedisError()
 	}
-	if e.Outcome == relock.OutcomeError && errors.As(e.Err, &reply) {
+	if e.Outcome == event.OutcomeError && errors.As(e.Err, &reply) {
 		code, _, _ := strings.Cut(reply.Error(), " ")
 		if code != "" && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == "" {
 			return code
@@ -135,12 +136,12 @@ func errorType(e relock.AcquireFinished) string {
 }
 
 // describe says what went wrong. The text leaves out the name of the lock.
-func describe(e relock.AcquireFinished) string {
+func describe(e event.AcquireFinished) string {
 	var lost *relock.LostError
-	if e.Outcome == relock.OutcomeLost && errors.As(e.Err, &lost) {
+	if e.Outcome == event.OutcomeLost && errors.As(e.Err, &lost) {
 		return "lock lost: " + string(lost.Reason)
 	}
-	if e.Outcome == relock.OutcomeDeadlock { // the error of a circle has the names of its locks
+	if e.Outcome == event.OutcomeDeadlock { // the error of a circle has the names of its locks
 		return relock.ErrDeadlock.Error()
 	}
 	var op *relock.OpError

@@ -18,6 +18,7 @@ import (
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -379,7 +380,7 @@ func TestDroppedEventsChangeNothingForLaterSections(t *testing.T) {
 		l := locks.NewLock("a")
 		section := enter(t, t.Context(), l)
 		synctest.Wait()
-		c.Hooks().Dropped(relock.Dropped{Events: 1})
+		c.Hooks().Dropped(event.Dropped{Events: 1})
 		require.NoError(t, l.Unlock(section))
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
 		synctest.Wait()
@@ -390,7 +391,7 @@ func TestDroppedEventsChangeNothingForLaterSections(t *testing.T) {
 func TestTwoTelemetriesHaveTheirOwnSpans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := collect(t), collect(t)
-		locks, err := relock.Open(mem.New(), relock.WithHooks(relock.JoinHooks(one.Hooks(), two.Hooks())))
+		locks, err := relock.Open(mem.New(), relock.WithHooks(event.Join(one.Hooks(), two.Hooks())))
 		require.NoError(t, err)
 		require.NoError(t, locks.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
 		require.NoError(t, locks.Close())
@@ -407,7 +408,7 @@ func TestTwoTelemetriesHaveTheirOwnSpans(t *testing.T) {
 func TestWithoutATracerNoSpanIsMade(t *testing.T) {
 	telemetry, err := relockotel.New(relockotel.WithTracerProvider(tracenoop.NewTracerProvider()))
 	require.NoError(t, err)
-	ctx, finished := telemetry.Hooks().Trace(relock.AcquireStarted{Context: t.Context(), Name: "a", Start: time.Now()})
+	ctx, finished := telemetry.Hooks().Trace(event.AcquireStarted{Context: t.Context(), Name: "a", Start: time.Now()})
 	require.False(t, trace.SpanContextFromContext(ctx).IsValid())
 	require.Nil(t, finished)
 }

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/inflight"
 	"github.com/go-relock/relock/internal/measures"
 )
@@ -24,15 +25,15 @@ const ScopeName = "github.com/go-relock/relock/telemetry/otel"
 // The attributes of metrics and spans. An attribute of metrics has few values, unless a function
 // given to [WithLockAttribute] returns many.
 const (
-	OutcomeKey   = attribute.Key("relock.outcome")   // a relock.Outcome
+	OutcomeKey   = attribute.Key("relock.outcome")   // a event.Outcome
 	ReentrantKey = attribute.Key("relock.reentrant") // bool: a nested entry
 	WaitedKey    = attribute.Key("relock.waited")    // bool: others had the lock, and the call could wait
-	WakeKey      = attribute.Key("relock.wake")      // a relock.Wake: "grant", "recheck", "released", "pass"
+	WakeKey      = attribute.Key("relock.wake")      // a event.Wake: "grant", "recheck", "released", "pass"
 	EndKey       = attribute.Key("relock.end")       // of a hold: "released", "lost" or "closed"
-	ReasonKey    = attribute.Key("relock.reason")    // a relock.LossReason
+	ReasonKey    = attribute.Key("relock.reason")    // a event.LossReason
 	ResultKey    = attribute.Key("relock.result")    // of a renewal: "ok", "failed" or "lost"
 	ScriptKey    = attribute.Key("relock.script")    // the name of a script
-	ModeKey      = attribute.Key("relock.mode")      // a relock.Mode: "exclusive", "shared", "permit"
+	ModeKey      = attribute.Key("relock.mode")      // a event.Mode: "exclusive", "shared", "permit"
 	LockKey      = attribute.Key("relock.lock")      // see WithLockAttribute
 	ClientKey    = attribute.Key("relock.client")    // see WithClientAttribute
 
@@ -126,7 +127,7 @@ func New(options ...Option) (*Telemetry, error) {
 		return nil, err
 	}
 	if t.label == nil {
-		t.inflight.Know(measures.Label(relock.ModeExclusive, ""))
+		t.inflight.Know(measures.Label(event.ModeExclusive, ""))
 	}
 	return t, nil
 }
@@ -136,39 +137,39 @@ func New(options ...Option) (*Telemetry, error) {
 func (t *Telemetry) Close() error { return t.registration.Unregister() }
 
 // Hooks returns the hooks that feed the Telemetry, for [relock.WithHooks]. Any number of clients
-// may have them. To add hooks of your own, use [relock.JoinHooks].
-func (t *Telemetry) Hooks() relock.Hooks {
+// may have them. To add hooks of your own, use [event.Join].
+func (t *Telemetry) Hooks() event.Hooks {
 	bg := context.Background()
-	return relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { t.of(e.Name, e.Mode) }, // counters begin before they count
+	return event.Hooks{
+		AcquireStarted:  func(e event.AcquireStarted) { t.of(e.Name, e.Mode) }, // counters begin before they count
 		AcquireFinished: t.acquireFinished,
 		Trace:           t.trace,
-		Queued: func(e relock.Queued) {
+		Queued: func(e event.Queued) {
 			label := t.of(e.Name, e.Mode)
 			if t.details {
 				t.position.Record(bg, int64(e.Position), t.with(label))
 			}
 			t.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder, false), label)
 		},
-		Released: func(e relock.Released) {
+		Released: func(e event.Released) {
 			label := t.of(e.Name, e.Mode)
 			if e.Err != nil {
 				t.unconfirmed.Add(bg, 1, t.with(label))
 			}
 			t.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, e.Held, e.MaxDepth, measures.EndReleased)
 		},
-		Lost: func(e relock.Lost) {
+		Lost: func(e event.Lost) {
 			label := t.of(e.Name, e.Mode)
 			t.losses.Add(bg, 1, t.with(label, ReasonKey.String(string(e.Reason))))
 			t.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, e.Held, e.MaxDepth, measures.EndLost)
 		},
-		Closed: func(e relock.Closed) {
+		Closed: func(e event.Closed) {
 			label := t.of(e.Name, e.Mode)
 			t.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, e.Held, e.MaxDepth, measures.EndClosed)
 		},
-		Wanted: func(e relock.Wanted) { t.asks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
-		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
-		Renewed: func(e relock.Renewed) {
+		Wanted: func(e event.Wanted) { t.asks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
+		Leaked: func(e event.Leaked) { t.leaks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
+		Renewed: func(e event.Renewed) {
 			renewed := func(n int, result string) {
 				if n > 0 {
 					t.renewals.Add(bg, int64(n), t.all(ResultKey.String(result)))
@@ -181,14 +182,14 @@ func (t *Telemetry) Hooks() relock.Hooks {
 				t.renewalTime.Record(bg, e.Duration.Seconds(), t.all())
 			}
 		},
-		Retried: func(e relock.Retried) {
+		Retried: func(e event.Retried) {
 			t.retries.Add(bg, 1, t.all(ScriptKey.String(e.Script)))
 		},
-		Reconnected: func(e relock.Reconnected) {
+		Reconnected: func(e event.Reconnected) {
 			t.reconnects.Add(bg, 1, t.all())
 			t.downtime.Add(bg, e.Down.Seconds(), t.all())
 		},
-		Dropped: func(e relock.Dropped) {
+		Dropped: func(e event.Dropped) {
 			t.dropped.Add(bg, int64(e.Events), t.all())
 			t.inflight.Reset()
 			t.calls.reset()
@@ -196,7 +197,7 @@ func (t *Telemetry) Hooks() relock.Hooks {
 	}
 }
 
-func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
+func (t *Telemetry) acquireFinished(e event.AcquireFinished) {
 	label := t.of(e.Name, e.Mode)
 	// Exemplars lead to the span, which trace has noted in the goroutine of the call.
 	ctx := trace.ContextWithSpanContext(context.Background(), trace.SpanContextFromContext(e.Context))
@@ -205,14 +206,14 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	if e.Queued {
 		t.inflight.Unqueue(keyOf(e.Name, e.Mode, e.Holder, false))
 	}
-	if e.Outcome == relock.OutcomeAcquired {
+	if e.Outcome == event.OutcomeAcquired {
 		t.entered(ctx, e, label)
 	}
 	if e.Reentrant {
 		return
 	}
 	t.acquireTime.Record(ctx, e.Duration.Seconds(), t.with(label, outcome))
-	refused := e.Outcome == relock.OutcomeLocked && !e.Waited // TryLock: an answer, not a wait
+	refused := e.Outcome == event.OutcomeLocked && !e.Waited // TryLock: an answer, not a wait
 	if !refused && !e.Leader && e.TTL > 0 {
 		t.acquireTTL.Record(ctx, float64(e.Duration)/float64(e.TTL), t.with(label))
 	}
@@ -220,7 +221,7 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 
 // entered counts an entry. A call for writing inside a section for reading, or the other way round,
 // is a nested one and yet begins a hold: its depth is 1.
-func (t *Telemetry) entered(ctx context.Context, e relock.AcquireFinished, label string) {
+func (t *Telemetry) entered(ctx context.Context, e event.AcquireFinished, label string) {
 	if e.Queued {
 		t.wakes.Add(ctx, 1, t.with(label, WakeKey.String(string(e.Wake))))
 	}
@@ -232,7 +233,7 @@ func (t *Telemetry) entered(ctx context.Context, e relock.AcquireFinished, label
 
 // keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of
 // each mode of a read-write lock.
-func keyOf(name string, mode relock.Mode, h relock.Holder, leader bool) inflight.Key {
+func keyOf(name string, mode event.Mode, h relock.Holder, leader bool) inflight.Key {
 	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String(), Leader: leader}
 }
 
@@ -250,7 +251,7 @@ func (t *Telemetry) ended(key inflight.Key, label string, ttl, held time.Duratio
 }
 
 // of returns the attributes of a lock, see [measures.Label].
-func (t *Telemetry) of(name string, mode relock.Mode) string {
+func (t *Telemetry) of(name string, mode event.Mode) string {
 	lock := ""
 	if t.label != nil {
 		lock = valid(t.label(name))

@@ -33,6 +33,7 @@ import (
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/measurestest"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store/mem"
@@ -162,8 +163,8 @@ func TestTwoClientsAtOneProviderAreToldApart(t *testing.T) {
 
 func TestNameInSpansIsTheMappedOne(t *testing.T) {
 	c := collect(t, relockotel.WithLockAttribute(func(string) string { return "orders" }))
-	c.happens(relock.AcquireFinished{
-		Context: t.Context(), Name: "orders:jones", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeLocked,
+	c.happens(event.AcquireFinished{
+		Context: t.Context(), Name: "orders:jones", Mode: event.ModeExclusive, Start: time.Now(), Outcome: event.OutcomeLocked,
 	})
 	_, attrs := c.lastSpan(relockotel.SpanName)
 	require.Equal(t, "orders", attrs["relock.lock"])
@@ -237,9 +238,9 @@ func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context {
 }
 
 // happens reports a call that a test makes up.
-func (c *collected) happens(e relock.AcquireFinished) {
+func (c *collected) happens(e event.AcquireFinished) {
 	hooks := c.Hooks()
-	start := relock.AcquireStarted{Context: e.Context, Name: e.Name, Mode: e.Mode, Start: e.Start}
+	start := event.AcquireStarted{Context: e.Context, Name: e.Name, Mode: e.Mode, Start: e.Start}
 	hooks.AcquireStarted(start)
 	ctx, finished := hooks.Trace(start)
 	e.Context = ctx
@@ -249,8 +250,8 @@ func (c *collected) happens(e relock.AcquireFinished) {
 
 func TestTheSpanOfACircleOfWaitsHasNoNames(t *testing.T) {
 	c := collect(t)
-	c.happens(relock.AcquireFinished{
-		Context: t.Context(), Name: "jones", Mode: relock.ModeShared, Start: time.Now(), Outcome: relock.OutcomeDeadlock,
+	c.happens(event.AcquireFinished{
+		Context: t.Context(), Name: "jones", Mode: event.ModeShared, Start: time.Now(), Outcome: event.OutcomeDeadlock,
 		Err: &relock.DeadlockError{Cycle: []relock.CycleStep{{Lock: "jones"}, {Lock: "smith"}}},
 	})
 	span, attrs := c.lastSpan(relockotel.SpanName)
@@ -393,8 +394,8 @@ func TestAnErrorWhoseTextHasTheNameIsNotInTheSpan(t *testing.T) {
 		&relock.OpError{Op: "lock", Name: "secret", Err: errors.New("no key secret")},
 		errors.New("secret"),
 	} {
-		c.happens(relock.AcquireFinished{
-			Context: t.Context(), Name: "secret", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeError, Err: err,
+		c.happens(event.AcquireFinished{
+			Context: t.Context(), Name: "secret", Mode: event.ModeExclusive, Start: time.Now(), Outcome: event.OutcomeError, Err: err,
 		})
 		span, attrs := c.lastSpan(relockotel.SpanName)
 		require.Equal(t, sdktrace.Status{Code: codes.Error}, span.Status)
@@ -407,8 +408,8 @@ func TestWhatIsNoUTF8IsInNoAttribute(t *testing.T) {
 		class, _, _ := strings.Cut(name, ":")
 		return class
 	}))
-	c.happens(relock.AcquireFinished{
-		Context: t.Context(), Name: "caf\xe9:42", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeError,
+	c.happens(event.AcquireFinished{
+		Context: t.Context(), Name: "caf\xe9:42", Mode: event.ModeExclusive, Start: time.Now(), Outcome: event.OutcomeError,
 		Err: &relock.OpError{Op: "lock", Name: "caf\xe9:42", Err: errors.New("ERR \xff")},
 	})
 	require.Contains(t, c.values(), "holds{lock=caf\uFFFD,mode=exclusive}")
@@ -461,8 +462,8 @@ func TestExemplarsLeadToTheSpanOfTheAcquire(t *testing.T) {
 	c := collect(t)
 	ctx, request := c.traces.Tracer("test").Start(t.Context(), "request")
 	defer request.End()
-	c.happens(relock.AcquireFinished{
-		Context: ctx, Name: "a", Mode: relock.ModeExclusive, Start: time.Now(), Duration: time.Second, Outcome: relock.OutcomeAcquired,
+	c.happens(event.AcquireFinished{
+		Context: ctx, Name: "a", Mode: event.ModeExclusive, Start: time.Now(), Duration: time.Second, Outcome: event.OutcomeAcquired,
 		Depth: 1, TTL: time.Second,
 	})
 	span, _ := c.lastSpan(relockotel.SpanName)
@@ -512,7 +513,7 @@ func TestAnOptionThatIsNilIsAnError(t *testing.T) {
 func TestWithoutProvidersTheGlobalOnesAreUsed(t *testing.T) {
 	telemetry, err := relockotel.New()
 	require.NoError(t, err)
-	telemetry.Hooks().AcquireFinished(relock.AcquireFinished{Context: t.Context(), Outcome: relock.OutcomeAcquired}) // noop
+	telemetry.Hooks().AcquireFinished(event.AcquireFinished{Context: t.Context(), Outcome: event.OutcomeAcquired}) // noop
 	require.NoError(t, telemetry.Close())
 }
 
@@ -522,12 +523,12 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	c := collect(t, relockotel.WithDetails())
 	hooks := c.Hooks()
 	var h relock.Holder
-	hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: h})
-	hooks.AcquireFinished(relock.AcquireFinished{
-		Context: t.Context(), Name: "a", Mode: relock.ModeExclusive, Holder: h, Outcome: relock.OutcomeAcquired, Depth: 1, Waited: true, Queued: true, Wake: relock.WakeGrant, TTL: time.Second,
+	hooks.Queued(event.Queued{Name: "a", Mode: event.ModeExclusive, Holder: h})
+	hooks.AcquireFinished(event.AcquireFinished{
+		Context: t.Context(), Name: "a", Mode: event.ModeExclusive, Holder: h, Outcome: event.OutcomeAcquired, Depth: 1, Waited: true, Queued: true, Wake: event.WakeGrant, TTL: time.Second,
 	})
-	hooks.Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: h, TTL: time.Second, MaxDepth: 1})
-	hooks.Renewed(relock.Renewed{Locks: 1})
+	hooks.Released(event.Released{Name: "a", Mode: event.ModeExclusive, Holder: h, TTL: time.Second, MaxDepth: 1})
+	hooks.Renewed(event.Renewed{Locks: 1})
 	var want []string
 	for _, m := range c.metrics() {
 		var kind string
@@ -603,9 +604,9 @@ func TestContextOfACallIsNotAskedBehindTheCall(t *testing.T) {
 		for _, outer := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, in a span: %v", name, outer), func(t *testing.T) {
 				returned := make(chan struct{})
-				blocked := relock.Hooks{AcquireStarted: func(relock.AcquireStarted) { <-returned }}
+				blocked := event.Hooks{AcquireStarted: func(event.AcquireStarted) { <-returned }}
 				c := collect(t, relockotel.WithTracerProvider(tracers))
-				client, err := relock.Open(mem.New(), relock.WithHooks(relock.JoinHooks(blocked, c.Hooks())))
+				client, err := relock.Open(mem.New(), relock.WithHooks(event.Join(blocked, c.Hooks())))
 				require.NoError(t, err)
 				ctx := &borrowed{Context: t.Context()}
 				if outer {

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/inflight"
 	"github.com/go-relock/relock/internal/measures"
 )
@@ -91,14 +92,14 @@ func New(options ...Option) *Collector {
 	c.maxAge = c.gauge(measures.MaxAge)
 	c.maxTTL = c.gauge(measures.MaxAgeTTL)
 	if c.label == nil {
-		c.know(measures.Label(relock.ModeExclusive, ""))
+		c.know(measures.Label(event.ModeExclusive, ""))
 	}
 	return c
 }
 
 // of returns the labels of a lock, see [measures.Label]. Invalid UTF-8 in one label would break
 // every scrape until the process ends.
-func (c *Collector) of(name string, mode relock.Mode) string {
+func (c *Collector) of(name string, mode event.Mode) string {
 	lock := ""
 	if c.label != nil {
 		lock = strings.ToValidUTF8(c.label(name), "\uFFFD")
@@ -144,37 +145,37 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // Hooks returns the hooks that feed the Collector, for [relock.WithHooks]. Any number of clients
-// may have them. To add hooks of your own, use [relock.JoinHooks].
-func (c *Collector) Hooks() relock.Hooks {
-	return relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { c.of(e.Name, e.Mode) }, // series begin before they count
+// may have them. To add hooks of your own, use [event.Join].
+func (c *Collector) Hooks() event.Hooks {
+	return event.Hooks{
+		AcquireStarted:  func(e event.AcquireStarted) { c.of(e.Name, e.Mode) }, // series begin before they count
 		AcquireFinished: c.acquireFinished,
-		Queued: func(e relock.Queued) {
+		Queued: func(e event.Queued) {
 			label := c.of(e.Name, e.Mode)
 			if c.details {
 				c.position.WithLabelValues(c.with(label)...).Observe(float64(e.Position))
 			}
 			c.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder, false), label)
 		},
-		Released: func(e relock.Released) {
+		Released: func(e event.Released) {
 			label := c.of(e.Name, e.Mode)
 			if e.Err != nil {
 				c.unconfirmed.WithLabelValues(c.with(label)...).Inc()
 			}
 			c.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
 		},
-		Lost: func(e relock.Lost) {
+		Lost: func(e event.Lost) {
 			label := c.of(e.Name, e.Mode)
 			c.losses.WithLabelValues(c.with(label, string(e.Reason))...).Inc()
 			c.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, measures.EndLost, e.Held, e.TTL, e.MaxDepth)
 		},
-		Closed: func(e relock.Closed) {
+		Closed: func(e event.Closed) {
 			label := c.of(e.Name, e.Mode)
 			c.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
 		},
-		Leaked: func(e relock.Leaked) { c.leaks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
-		Wanted: func(e relock.Wanted) { c.asks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
-		Renewed: func(e relock.Renewed) {
+		Leaked: func(e event.Leaked) { c.leaks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
+		Wanted: func(e event.Wanted) { c.asks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
+		Renewed: func(e event.Renewed) {
 			renewed := func(n int, result string) {
 				if n > 0 {
 					c.renewals.WithLabelValues(result).Add(float64(n))
@@ -187,33 +188,33 @@ func (c *Collector) Hooks() relock.Hooks {
 				c.renewalTime.Observe(e.Duration.Seconds())
 			}
 		},
-		Retried: func(e relock.Retried) { c.retries.WithLabelValues(e.Script).Inc() },
-		Reconnected: func(e relock.Reconnected) {
+		Retried: func(e event.Retried) { c.retries.WithLabelValues(e.Script).Inc() },
+		Reconnected: func(e event.Reconnected) {
 			c.reconnects.WithLabelValues().Inc()
 			c.downtime.WithLabelValues().Add(e.Down.Seconds())
 		},
-		Dropped: func(e relock.Dropped) {
+		Dropped: func(e event.Dropped) {
 			c.dropped.Add(float64(e.Events))
 			c.inflight.Reset()
 		},
 	}
 }
 
-func (c *Collector) acquireFinished(e relock.AcquireFinished) {
+func (c *Collector) acquireFinished(e event.AcquireFinished) {
 	label := c.of(e.Name, e.Mode)
 	c.acquires.WithLabelValues(
 		c.with(label, string(e.Outcome), strconv.FormatBool(e.Reentrant), strconv.FormatBool(e.Waited))...).Inc()
 	if e.Queued {
 		c.inflight.Unqueue(keyOf(e.Name, e.Mode, e.Holder, false))
 	}
-	if e.Outcome == relock.OutcomeAcquired {
+	if e.Outcome == event.OutcomeAcquired {
 		c.entered(e, label)
 	}
 	if e.Reentrant {
 		return
 	}
 	c.acquireTime.WithLabelValues(c.with(label, string(e.Outcome))...).Observe(e.Duration.Seconds())
-	refused := e.Outcome == relock.OutcomeLocked && !e.Waited // TryLock: an answer, not a wait
+	refused := e.Outcome == event.OutcomeLocked && !e.Waited // TryLock: an answer, not a wait
 	if !refused && !e.Leader && e.TTL > 0 {
 		c.acquireTTL.WithLabelValues(c.with(label)...).Observe(float64(e.Duration) / float64(e.TTL))
 	}
@@ -221,7 +222,7 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 
 // entered counts an entry. A call for writing inside a section for reading, or the other way round,
 // is a nested one and yet begins a hold: its depth is 1.
-func (c *Collector) entered(e relock.AcquireFinished, label string) {
+func (c *Collector) entered(e event.AcquireFinished, label string) {
 	if e.Queued {
 		c.wakes.WithLabelValues(c.with(label, string(e.Wake))...).Inc()
 	}
@@ -233,7 +234,7 @@ func (c *Collector) entered(e relock.AcquireFinished, label string) {
 
 // keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of
 // each mode of a read-write lock.
-func keyOf(name string, mode relock.Mode, h relock.Holder, leader bool) inflight.Key {
+func keyOf(name string, mode event.Mode, h relock.Holder, leader bool) inflight.Key {
 	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String(), Leader: leader}
 }
 

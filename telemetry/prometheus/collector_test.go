@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/measurestest"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store/mem"
@@ -130,7 +131,7 @@ func TestDurationBucketsCanBeChosen(t *testing.T) {
 	chosen := relockprom.WithDurationBuckets(bounds...)
 	bounds[0] = 3 // is the caller's
 	c := relockprom.New(chosen)
-	c.Hooks().Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Held: 1500 * time.Millisecond})
+	c.Hooks().Released(event.Released{Name: "a", Mode: event.ModeExclusive, Held: 1500 * time.Millisecond})
 	require.NoError(t, testutil.CollectAndCompare(c, strings.NewReader(`
 # HELP relock_hold_duration_seconds Time from the first entry of a hold to its last exit.
 # TYPE relock_hold_duration_seconds histogram
@@ -144,7 +145,7 @@ relock_hold_duration_seconds_count{end="released",mode="exclusive"} 1
 
 func TestWithoutDurationBucketsHistogramsAreNativeOnly(t *testing.T) {
 	c := relockprom.New(relockprom.WithDurationBuckets())
-	c.Hooks().Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Held: time.Second})
+	c.Hooks().Released(event.Released{Name: "a", Mode: event.ModeExclusive, Held: time.Second})
 	registry := prometheus.NewRegistry()
 	require.NoError(t, registry.Register(c))
 	families, err := registry.Gather()

@@ -7,7 +7,7 @@
 //
 // One Collector serves all clients of a process. To tell clients apart, make a Collector for each,
 // and register it with a label of its own, see [prometheus.WrapRegistererWith]. With several, or with
-// hooks of your own, see [relock.JoinHooks].
+// hooks of your own, see [event.Join].
 //
 // # Metrics
 //

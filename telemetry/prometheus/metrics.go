@@ -6,7 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/measures"
 )
 
@@ -84,7 +84,7 @@ func (c *Collector) know(label string) {
 	if !c.inflight.Know(label) {
 		return
 	}
-	c.acquires.WithLabelValues(c.with(label, string(relock.OutcomeAcquired), "false", "false")...)
+	c.acquires.WithLabelValues(c.with(label, string(event.OutcomeAcquired), "false", "false")...)
 	if !c.details {
 		return
 	}

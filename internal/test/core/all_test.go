@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -113,14 +114,14 @@ func TestFreeMutexesAreTakenAndFreedInOneStep(t *testing.T) {
 		require.Equal(t, 1, m.Link.Sent(stage.CmdReleaseAll))
 		w.RequireFree("a", "b", "c")
 		var names []string
-		for _, e := range stage.EventsOf[relock.AcquireFinished](&r) {
-			require.Equal(t, relock.OutcomeAcquired, e.Outcome)
+		for _, e := range stage.EventsOf[event.AcquireFinished](&r) {
+			require.Equal(t, event.OutcomeAcquired, e.Outcome)
 			require.Equal(t, holder, e.Holder)
 			names = append(names, e.Name)
 		}
 		require.Equal(t, []string{"a", "b", "c"}, names)
-		require.Len(t, stage.EventsOf[relock.AcquireStarted](&r), 3)
-		require.Len(t, stage.EventsOf[relock.Released](&r), 3)
+		require.Len(t, stage.EventsOf[event.AcquireStarted](&r), 3)
+		require.Len(t, stage.EventsOf[event.Released](&r), 3)
 	})
 }
 
@@ -201,7 +202,7 @@ func TestTryLockOfLocksChangesNothingWhereOneIsTaken(t *testing.T) {
 				require.Equal(t, stage.HolderOf(t, section), err.(*relock.LockedError).Holder)
 				require.Same(t, ctx, same, "the caller's own context")
 				w.RequireFree("a", "c")
-				require.Equal(t, "b", stage.EventsOf[relock.AcquireFinished](&r)[len(stage.EventsOf[relock.AcquireFinished](&r))-1].Name)
+				require.Equal(t, "b", stage.EventsOf[event.AcquireFinished](&r)[len(stage.EventsOf[event.AcquireFinished](&r))-1].Name)
 				if name == "in one step" {
 					require.Equal(t, []string{"AcquireStarted", "AcquireFinished"}, r.Kinds())
 					require.Equal(t, 1, m.Link.Sent())
@@ -255,7 +256,7 @@ func TestTheLossOfOneLockEndsTheSection(t *testing.T) {
 			l := w.NewClient().NewLocks([]string{"a", "b", "c"})
 			section := w.EnterAll(t.Context(), l)
 			w.Store.Lose(name)
-			require.Equal(t, relock.LossTaken, w.Lost(section))
+			require.Equal(t, event.LossTaken, w.Lost(section))
 			err := l.Unlock(section)
 			var lost *relock.LostError
 			require.ErrorAs(t, err, &lost)
@@ -479,7 +480,7 @@ func TestALeakOfASectionOfLocksIsALeakOfEachLock(t *testing.T) {
 		dropAll(t, l)
 		stage.AwaitLeaks(t, 3, stage.LeaksOf(&r))
 		var leaked []string // perhaps in several renewals: the garbage collector calls one cleanup after another
-		for _, e := range stage.EventsOf[relock.Leaked](&r) {
+		for _, e := range stage.EventsOf[event.Leaked](&r) {
 			leaked = append(leaked, e.Name)
 		}
 		require.ElementsMatch(t, l.Names(), leaked)
@@ -575,7 +576,7 @@ func TestCloseWaitsForLocksThatAreGivenBack(t *testing.T) {
 	for range 5 {
 		s := &lateReleases{Store: memory}
 		queued := make(chan struct{}, 1)
-		c, err := relock.Open(s, relock.WithHooks(relock.Hooks{Queued: func(relock.Queued) { queued <- struct{}{} }}))
+		c, err := relock.Open(s, relock.WithHooks(event.Hooks{Queued: func(event.Queued) { queued <- struct{}{} }}))
 		require.NoError(t, err)
 		failed := make(chan error, 1)
 		go func() {

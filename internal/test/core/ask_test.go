@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -136,8 +137,8 @@ func TestALenderHearsAnAskAndItsBorrowersHearTheRecall(t *testing.T) {
 
 func TestTheHookHearsOneAskOfAHold(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		var events []relock.Wanted
-		m := w.NewClient(relock.WithHooks(relock.Hooks{Wanted: func(e relock.Wanted) { events = append(events, e) }}))
+		var events []event.Wanted
+		m := w.NewClient(relock.WithHooks(event.Hooks{Wanted: func(e event.Wanted) { events = append(events, e) }}))
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
 		_ = l.Wanted(section)
@@ -147,7 +148,7 @@ func TestTheHookHearsOneAskOfAHold(t *testing.T) {
 		}
 		stage.Pass(time.Millisecond)
 		holder, _ := relock.HolderFrom(section)
-		require.Equal(t, []relock.Wanted{{Name: "a", Mode: relock.ModeExclusive, Holder: holder, Held: time.Second}}, events)
+		require.Equal(t, []event.Wanted{{Name: "a", Mode: event.ModeExclusive, Holder: holder, Held: time.Second}}, events)
 	})
 }
 

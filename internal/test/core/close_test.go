@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -214,9 +215,9 @@ func TestWithReleaseOnCloseTheLockIsFreeWhenItsSectionsHaveEnded(t *testing.T) {
 			require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
 			require.False(t, l.Held(section))
 		}
-		require.Len(t, stage.EventsOf[relock.Closed](&r), 1)
-		require.Empty(t, stage.EventsOf[relock.Lost](&r))
-		require.Empty(t, stage.EventsOf[relock.Released](&r))
+		require.Len(t, stage.EventsOf[event.Closed](&r), 1)
+		require.Empty(t, stage.EventsOf[event.Lost](&r))
+		require.Empty(t, stage.EventsOf[event.Released](&r))
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -199,8 +200,8 @@ func TestTheHooksHearOfADeadlock(t *testing.T) {
 		older := w.Start(x, a.NewLock("y"))
 		stage.Pass(time.Millisecond)
 		require.ErrorIs(t, w.Start(y, b.NewLock("x")).Failure(), relock.ErrDeadlock)
-		finished := stage.EventsOf[relock.AcquireFinished](r)
-		require.Equal(t, relock.OutcomeDeadlock, finished[len(finished)-1].Outcome)
+		finished := stage.EventsOf[event.AcquireFinished](r)
+		require.Equal(t, event.OutcomeDeadlock, finished[len(finished)-1].Outcome)
 		w.Leave(y, b.NewLock("y"))
 		older.Leave()
 		w.Leave(x, a.NewLock("x"))

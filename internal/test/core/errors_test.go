@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -147,7 +148,7 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		} {
 			requireOp(t, err, op, "a", holder)
 		}
-		requireOp(t, second(l.State(t.Context())), "state", "a", relock.Holder{})
+		requireOp(t, second(l.State(t.Context())), "state", "a", "")
 		m.Link.Heal()
 		stage.Pass(time.Second)
 		section = w.Enter(t.Context(), l)
@@ -188,7 +189,7 @@ func TestALossSaysWhichHoldAndWhy(t *testing.T) {
 		require.NoError(t, err)
 		w.Store.Lose("a")
 		_, cause := w.Ends(section)
-		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossTaken}, cause)
+		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: event.LossTaken}, cause)
 		require.EqualError(t, cause, fmt.Sprintf(`relock: "a" lost by %s: the store does not have this hold any more`, holder))
 		require.Equal(t, cause, l.Unlock(section), "Unlock returns the same")
 	})
@@ -196,8 +197,8 @@ func TestALossSaysWhichHoldAndWhy(t *testing.T) {
 
 func TestEveryReasonForALossIsToldInWordsOfItsOwn(t *testing.T) {
 	told := map[string]bool{}
-	for _, reason := range []relock.LossReason{
-		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked, "a new one",
+	for _, reason := range []event.LossReason{
+		event.LossExpired, event.LossTaken, event.LossMaxHold, event.LossAbandoned, event.LossLeaked, "a new one",
 	} {
 		_, words, _ := strings.Cut((&relock.LostError{Name: "a", Reason: reason}).Error(), `"a" lost by : `)
 		require.NotEmpty(t, words)

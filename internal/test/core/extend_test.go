@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 )
 
@@ -32,7 +33,7 @@ func TestWithFixedLeaseEndsThenAndNothingRenewsIt(t *testing.T) {
 		w.Leave(inner, l)
 		require.Equal(t, lease/4, w.Lease("a"))
 		require.Equal(t, lease/4-stage.Margin(lease), l.Remaining(section))
-		require.Equal(t, lease/4-stage.Margin(lease), w.LostBecause(section, relock.LossExpired))
+		require.Equal(t, lease/4-stage.Margin(lease), w.LostBecause(section, event.LossExpired))
 		waiting.Section()
 		require.GreaterOrEqual(t, waiting.Took(), lease-stage.Margin(lease))
 		require.LessOrEqual(t, waiting.Took(), lease)
@@ -55,7 +56,7 @@ func TestExtendMovesTheEndAndNeverShortens(t *testing.T) {
 		require.Equal(t, lease-stage.Margin(lease), l.Remaining(section))
 		require.NoError(t, l.Extend(section, time.Hour))
 		require.Equal(t, time.Hour, w.Lease("a"))
-		require.Equal(t, time.Hour-stage.Margin(time.Hour), w.LostBecause(section, relock.LossExpired))
+		require.Equal(t, time.Hour-stage.Margin(time.Hour), w.LostBecause(section, event.LossExpired))
 		require.ErrorIs(t, l.Extend(section, lease), relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		require.ErrorIs(t, l.Extend(section, lease), relock.ErrNotHeld)
@@ -171,7 +172,7 @@ func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 		require.ErrorIs(t, l.Extend(section, time.Minute), relock.ErrLockLost)
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 		require.ErrorIs(t, late.Failure(), relock.ErrLockLost, "whoever has found out")
-		require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
+		require.Len(t, stage.EventsOf[event.Lost](&r), 1)
 		w.RequireFree("a")
 	})
 }
@@ -207,8 +208,8 @@ func TestACommandThatMeetsAnUnlockIsNoLoss(t *testing.T) {
 				err := call.Failure()
 				require.NotErrorIs(t, err, relock.ErrLockLost)
 				require.Equal(t, name == "Unlock", err == nil)
-				require.Empty(t, stage.EventsOf[relock.Lost](&r))
-				require.Len(t, stage.EventsOf[relock.Released](&r), 1)
+				require.Empty(t, stage.EventsOf[event.Lost](&r))
+				require.Len(t, stage.EventsOf[event.Released](&r), 1)
 				w.RequireFree("a")
 			})
 		})
@@ -295,7 +296,7 @@ func TestAFixedLeaseThatIsGoneIsFoundOutByTheCorrectionOfACount(t *testing.T) {
 		require.Error(t, l.Unlock(inner))
 		w.Store.Lose("a")
 		silent.End()
-		require.LessOrEqual(t, w.LostBecause(outer, relock.LossTaken), 5*time.Second)
+		require.LessOrEqual(t, w.LostBecause(outer, event.LossTaken), 5*time.Second)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 )
 
@@ -30,8 +31,8 @@ func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
 
 		w.Enter(t.Context(), l)
 		stage.Pass(relock.DefaultTTL / 3)
-		require.Len(t, stage.EventsOf[relock.Renewed](&clients), 1, "a batch of renewals is the client's")
-		require.Empty(t, stage.EventsOf[relock.Renewed](&locks))
+		require.Len(t, stage.EventsOf[event.Renewed](&clients), 1, "a batch of renewals is the client's")
+		require.Empty(t, stage.EventsOf[event.Renewed](&locks))
 	})
 }
 
@@ -81,7 +82,7 @@ func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var m *stage.Member
 		errs := make(chan error, 10)
-		m = w.NewClient(relock.WithHooks(relock.Hooks{Released: func(e relock.Released) {
+		m = w.NewClient(relock.WithHooks(event.Hooks{Released: func(e event.Released) {
 			if e.Name == "a" {
 				errs <- m.NewLock("b").Do(t.Context(), func(context.Context) error { return nil })
 				errs <- m.Close()
@@ -99,11 +100,11 @@ func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var one, two stage.Recorder
 		var order []string
-		l := w.NewClient(relock.WithHooks(relock.JoinHooks(
+		l := w.NewClient(relock.WithHooks(event.Join(
 			one.Hooks(),
-			relock.Hooks{}, // has nothing to say
-			relock.Hooks{Released: func(relock.Released) { order = append(order, "first") }},
-			relock.Hooks{Released: func(relock.Released) { order = append(order, "second") }},
+			event.Hooks{}, // has nothing to say
+			event.Hooks{Released: func(event.Released) { order = append(order, "first") }},
+			event.Hooks{Released: func(event.Released) { order = append(order, "second") }},
 			two.Hooks(),
 		))).NewLock("a")
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
@@ -111,21 +112,21 @@ func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
 		require.Len(t, one.All(), 3)
 		require.Equal(t, []string{"first", "second"}, order)
 
-		joined := relock.JoinHooks(relock.Hooks{}, relock.Hooks{Lost: func(relock.Lost) {}})
+		joined := event.Join(event.Hooks{}, event.Hooks{Lost: func(event.Lost) {}})
 		require.NotNil(t, joined.Lost)
 		require.Nil(t, joined.Released, "nobody wants it")
 	})
 }
 
 func TestEveryHookCanBeJoined(t *testing.T) {
-	all := reflect.TypeFor[relock.Hooks]()
+	all := reflect.TypeFor[event.Hooks]()
 	for i := range all.NumField() {
 		kind := all.Field(i)
 		if !kind.IsExported() || kind.Name == "Trace" { // see TestEachTraceIsInsideTheTraceBeforeIt
 			continue
 		}
 		var called []string
-		hook := func(name string) (h relock.Hooks) {
+		hook := func(name string) (h event.Hooks) {
 			reflect.ValueOf(&h).Elem().Field(i).Set(reflect.MakeFunc(kind.Type, func([]reflect.Value) []reflect.Value {
 				called = append(called, name)
 				results := make([]reflect.Value, kind.Type.NumOut())
@@ -136,7 +137,7 @@ func TestEveryHookCanBeJoined(t *testing.T) {
 			}))
 			return h
 		}
-		joined := reflect.ValueOf(relock.JoinHooks(hook("one"), relock.Hooks{}, hook("two")))
+		joined := reflect.ValueOf(event.Join(hook("one"), event.Hooks{}, hook("two")))
 		for j := range all.NumField() {
 			require.Equal(t, j != i, joined.Field(j).IsNil(), "%s, of %s", all.Field(j).Name, kind.Name)
 		}
@@ -196,7 +197,7 @@ func TestAHookThatPanicsOrExitsKeepsNoEventFromOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				var before, behind stage.Recorder
-				hooks := relock.JoinHooks(before.Hooks(), stage.Each(fail), stage.Each(fail), behind.Hooks())
+				hooks := event.Join(before.Hooks(), stage.Each(fail), stage.Each(fail), behind.Hooks())
 				l := w.NewClient(relock.WithHooks(hooks)).NewLock("a")
 				for range 2 {
 					require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
@@ -217,27 +218,27 @@ func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 		var calls atomic.Int64
 		var log stage.Logbook
 		var r stage.Recorder
-		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
-			AcquireStarted: func(relock.AcquireStarted) {
+		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(event.Hooks{
+			AcquireStarted: func(event.AcquireStarted) {
 				calls.Add(1)
 				<-block
 			},
-			Dropped: func(e relock.Dropped) {
-				require.EqualValues(t, 1+relock.EventBacklog, calls.Load(), "after all events before the drop")
+			Dropped: func(e event.Dropped) {
+				require.EqualValues(t, 1+event.Backlog, calls.Load(), "after all events before the drop")
 				r.Add(e)
 			},
 		}))
 		l := m.NewLock("a", relock.WithLocalReentry())
 		outer := w.Enter(t.Context(), l)
 		stage.Settle() // the hook has the first event
-		for range relock.EventBacklog + more {
+		for range event.Backlog + more {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
 		}
 		require.Empty(t, log.About("dropped"))
 		close(block)
 		stage.Settle()
-		require.EqualValues(t, 1+relock.EventBacklog, calls.Load())
-		require.Equal(t, []relock.Dropped{{Events: more}}, stage.EventsOf[relock.Dropped](&r))
+		require.EqualValues(t, 1+event.Backlog, calls.Load())
+		require.Equal(t, []event.Dropped{{Events: more}}, stage.EventsOf[event.Dropped](&r))
 		lines := log.About("dropped")
 		require.Len(t, lines, 1)
 		require.Equal(t, map[string]any{"events": int64(more)}, lines[0].Attrs)
@@ -257,11 +258,11 @@ func TestEventsAreDroppedAlsoWhereNoHookIsToldOfDrops(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		block := make(chan struct{})
 		var log stage.Logbook
-		l := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
-			AcquireStarted: func(relock.AcquireStarted) { <-block },
+		l := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(event.Hooks{
+			AcquireStarted: func(event.AcquireStarted) { <-block },
 		})).NewLock("a", relock.WithLocalReentry())
 		outer := w.Enter(t.Context(), l)
-		for range relock.EventBacklog + 100 {
+		for range event.Backlog + 100 {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
 		}
 		close(block)
@@ -275,12 +276,12 @@ func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var seen, dropped, times atomic.Int64
 		var log stage.Logbook
-		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
-			AcquireStarted: func(relock.AcquireStarted) {
+		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(event.Hooks{
+			AcquireStarted: func(event.AcquireStarted) {
 				seen.Add(1)
 				<-time.After(2 * time.Millisecond)
 			},
-			Dropped: func(e relock.Dropped) {
+			Dropped: func(e event.Dropped) {
 				dropped.Add(int64(e.Events))
 				times.Add(1)
 			},
@@ -288,7 +289,7 @@ func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
 		l := m.NewLock("a", relock.WithLocalReentry())
 		outer := w.Enter(t.Context(), l)
 		wanted := 1
-		for ; wanted < 7*relock.EventBacklog; wanted++ {
+		for ; wanted < 7*event.Backlog; wanted++ {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
 			stage.Pass(time.Millisecond)
 		}
@@ -309,9 +310,9 @@ type spanKey struct{}
 func spanOf(ctx context.Context) any { return ctx.Value(spanKey{}) }
 
 // spans is a Trace whose contexts carry a word each.
-func spans(acquire, section string) relock.Hooks {
-	return relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-		return context.WithValue(e.Context, spanKey{}, acquire), func(ctx context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+func spans(acquire, section string) event.Hooks {
+	return event.Hooks{Trace: func(e event.AcquireStarted) (context.Context, event.TraceFinished) {
+		return context.WithValue(e.Context, spanKey{}, acquire), func(ctx context.Context, _ event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 			return context.WithValue(ctx, spanKey{}, section), nil
 		}
 	}}
@@ -355,20 +356,20 @@ func TestCommandsOfACallAreUnderItsTrace(t *testing.T) {
 func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var r stage.Recorder
-		var finished []relock.AcquireFinished
-		ends := make(map[time.Time][]relock.TraceEnded) // by the starts of the calls
-		trace := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+		var finished []event.AcquireFinished
+		ends := make(map[time.Time][]event.TraceEnded) // by the starts of the calls
+		trace := event.Hooks{Trace: func(e event.AcquireStarted) (context.Context, event.TraceFinished) {
 			ctx := context.WithValue(e.Context, spanKey{}, e.Start)
-			return ctx, func(section context.Context, f relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+			return ctx, func(section context.Context, f event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 				require.Equal(t, e.Start, f.Start)
 				require.Equal(t, ctx, f.Context)
 				require.Equal(t, f.Err != nil, section == e.Context, "an error returns the caller's context")
 				finished = append(finished, f)
-				ended := func(end relock.TraceEnded) { ends[f.Start] = append(ends[f.Start], end) }
+				ended := func(end event.TraceEnded) { ends[f.Start] = append(ends[f.Start], end) }
 				return context.WithValue(section, spanKey{}, "section"), ended
 			}
 		}}
-		m := w.NewClient(relock.WithHooks(relock.JoinHooks(r.Hooks(), trace)))
+		m := w.NewClient(relock.WithHooks(event.Join(r.Hooks(), trace)))
 		l := m.NewLock("a", relock.WithTTL(time.Minute))
 		begun := time.Now()
 		section := w.Enter(t.Context(), l)
@@ -387,12 +388,12 @@ func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, context.Cause(open), relock.ErrClosed)
 
-		require.Equal(t, stage.EventsOf[relock.AcquireFinished](&r), finished)
+		require.Equal(t, stage.EventsOf[event.AcquireFinished](&r), finished)
 		require.Len(t, finished, 5)
-		held := stage.EventsOf[relock.Lost](&r)[0].Held
-		require.Equal(t, map[time.Time][]relock.TraceEnded{
+		held := stage.EventsOf[event.Lost](&r)[0].Held
+		require.Equal(t, map[time.Time][]event.TraceEnded{
 			begun:             {{Held: 2 * time.Second, MaxDepth: 2}},
-			finished[3].Start: {{Held: held, MaxDepth: 1, Reason: relock.LossTaken}},
+			finished[3].Start: {{Held: held, MaxDepth: 1, Reason: event.LossTaken}},
 			finished[4].Start: {{MaxDepth: 1, Closed: true}},
 		}, ends, "once for each hold, and not for a nested entry")
 	})
@@ -400,27 +401,27 @@ func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 
 func TestATraceHearsOfAnEndBeforeItHasFinished(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		var ends []relock.TraceEnded
-		m := w.NewClient(relock.WithHooks(relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-			return nil, func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+		var ends []event.TraceEnded
+		m := w.NewClient(relock.WithHooks(event.Hooks{Trace: func(event.AcquireStarted) (context.Context, event.TraceFinished) {
+			return nil, func(section context.Context, _ event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 				w.Store.Lose("a")
 				<-section.Done() // a Trace that is slow
-				return nil, func(end relock.TraceEnded) { ends = append(ends, end) }
+				return nil, func(end event.TraceEnded) { ends = append(ends, end) }
 			}
 		}}))
 		section := w.Enter(t.Context(), m.NewLock("a"))
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 		stage.Settle()
 		require.Len(t, ends, 1)
-		require.Equal(t, relock.LossTaken, ends[0].Reason)
+		require.Equal(t, event.LossTaken, ends[0].Reason)
 	})
 }
 
 func TestSeveralLocksHaveATraceEach(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var spans []string
-		c := w.NewClient(relock.WithHooks(relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-			return nil, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+		c := w.NewClient(relock.WithHooks(event.Hooks{Trace: func(event.AcquireStarted) (context.Context, event.TraceFinished) {
+			return nil, func(section context.Context, e event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 				outer, _ := spanOf(section).(string)
 				spans = append(spans, outer+"/"+e.Name)
 				return context.WithValue(section, spanKey{}, outer+"/"+e.Name), nil
@@ -454,12 +455,12 @@ func TestAContextWithAnotherEndIsIgnored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				hooks := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-					return strange(e.Context), func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+				hooks := event.Hooks{Trace: func(e event.AcquireStarted) (context.Context, event.TraceFinished) {
+					return strange(e.Context), func(section context.Context, _ event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 						return strange(section), nil
 					}
 				}}
-				m := w.NewClient(relock.WithHooks(relock.JoinHooks(spans("acquire", "section"), hooks)))
+				m := w.NewClient(relock.WithHooks(event.Join(spans("acquire", "section"), hooks)))
 				found := spansOfCommands(m.Link)
 				l := m.NewLock("a")
 				ctx, cancel := context.WithCancel(t.Context())
@@ -476,19 +477,19 @@ func TestAContextWithAnotherEndIsIgnored(t *testing.T) {
 
 func TestEachTraceIsInsideTheTraceBeforeIt(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		named := func(name string) relock.Hooks {
+		named := func(name string) event.Hooks {
 			under := func(ctx context.Context) context.Context {
 				outer, _ := spanOf(ctx).(string)
 				return context.WithValue(ctx, spanKey{}, outer+"/"+name)
 			}
-			return relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-				return under(e.Context), func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+			return event.Hooks{Trace: func(e event.AcquireStarted) (context.Context, event.TraceFinished) {
+				return under(e.Context), func(section context.Context, _ event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 					return under(section), nil
 				}
 			}}
 		}
-		half := relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) { return nil, nil }}
-		m := w.NewClient(relock.WithHooks(relock.JoinHooks(named("one"), relock.Hooks{}, half, named("two"))))
+		half := event.Hooks{Trace: func(event.AcquireStarted) (context.Context, event.TraceFinished) { return nil, nil }}
+		m := w.NewClient(relock.WithHooks(event.Join(named("one"), event.Hooks{}, half, named("two"))))
 		found := spansOfCommands(m.Link)
 		section := w.Enter(t.Context(), m.NewLock("a"))
 		require.Equal(t, "/one/two", found[stage.CmdWait])
@@ -497,10 +498,10 @@ func TestEachTraceIsInsideTheTraceBeforeIt(t *testing.T) {
 }
 
 func TestATraceThatPanicsChangesNothing(t *testing.T) {
-	for name, trace := range map[string]func(relock.AcquireStarted) (context.Context, relock.TraceFinished){
-		"at the start": func(relock.AcquireStarted) (context.Context, relock.TraceFinished) { panic("oops") },
-		"at the end": func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-			return nil, func(context.Context, relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+	for name, trace := range map[string]func(event.AcquireStarted) (context.Context, event.TraceFinished){
+		"at the start": func(event.AcquireStarted) (context.Context, event.TraceFinished) { panic("oops") },
+		"at the end": func(event.AcquireStarted) (context.Context, event.TraceFinished) {
+			return nil, func(context.Context, event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 				panic("oops")
 			}
 		},
@@ -509,7 +510,7 @@ func TestATraceThatPanicsChangesNothing(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				var r stage.Recorder
 				var log stage.Logbook
-				hooks := relock.JoinHooks(spans("acquire", "section"), r.Hooks(), relock.Hooks{Trace: trace}, spans("behind", "behind it"))
+				hooks := event.Join(spans("acquire", "section"), r.Hooks(), event.Hooks{Trace: trace}, spans("behind", "behind it"))
 				m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(hooks))
 				other := m.NewLock("b")
 				section := w.Enter(t.Context(), other)
@@ -517,7 +518,7 @@ func TestATraceThatPanicsChangesNothing(t *testing.T) {
 				w.Leave(section, other)
 				stage.Story(t, w, m)
 				require.Len(t, log.About("a hook panicked"), 5, "once for each call")
-				require.Len(t, stage.EventsOf[relock.AcquireFinished](&r), 5)
+				require.Len(t, stage.EventsOf[event.AcquireFinished](&r), 5)
 				w.RequireFree("a")
 			})
 		})
@@ -528,13 +529,13 @@ func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var log stage.Logbook
 		var kept []context.Context
-		hooks := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+		hooks := event.Hooks{Trace: func(e event.AcquireStarted) (context.Context, event.TraceFinished) {
 			ctx := context.WithValue(e.Context, spanKey{}, "acquire")
-			return ctx, func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+			return ctx, func(section context.Context, _ event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
 				if e.Name == "a" {
 					kept = append(kept, section) // as a span may
 				}
-				return context.WithValue(section, spanKey{}, "section"), func(relock.TraceEnded) {}
+				return context.WithValue(section, spanKey{}, "section"), func(event.TraceEnded) {}
 			}
 		}}
 		m := w.NewClient(relock.WithHooks(hooks), relock.WithLogger(log.Logger()))

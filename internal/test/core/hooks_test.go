@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 )
 
@@ -44,9 +45,9 @@ type traceKey struct{}
 
 // lastAcquire returns the last acquire of lock "a" and checks that its two events agree. The
 // caller's context, the start and the TTL are the same in each, and are left out.
-func lastAcquire(t *testing.T, r *stage.Recorder) relock.AcquireFinished {
+func lastAcquire(t *testing.T, r *stage.Recorder) event.AcquireFinished {
 	t.Helper()
-	started, finished := stage.EventsOf[relock.AcquireStarted](r), stage.EventsOf[relock.AcquireFinished](r)
+	started, finished := stage.EventsOf[event.AcquireStarted](r), stage.EventsOf[event.AcquireFinished](r)
 	require.Len(t, started, len(finished))
 	s, f := started[len(started)-1], finished[len(finished)-1]
 	require.Equal(t, "a", s.Name)
@@ -67,39 +68,39 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 
 		section := w.Enter(ctx, l)
 		holder := stage.HolderOf(t, section)
-		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Depth: 1,
+		require.Equal(t, event.AcquireFinished{
+			Mode: event.ModeExclusive, Name: "a", Holder: holder, Outcome: event.OutcomeAcquired, Depth: 1,
 		}, lastAcquire(t, &r))
 
 		inner := w.Enter(section, l)
-		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Reentrant: true, Depth: 2,
+		require.Equal(t, event.AcquireFinished{
+			Mode: event.ModeExclusive, Name: "a", Holder: holder, Outcome: event.OutcomeAcquired, Reentrant: true, Depth: 2,
 		}, lastAcquire(t, &r))
 		w.Leave(inner, l)
 
 		_, err := l.TryLock(ctx)
-		event := lastAcquire(t, &r)
-		require.NotEqual(t, holder, event.Holder)
-		require.NotZero(t, event.Holder)
-		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Owner: holder, Err: err,
-		}, event)
+		e := lastAcquire(t, &r)
+		require.NotEqual(t, holder, e.Holder)
+		require.NotZero(t, e.Holder)
+		require.Equal(t, event.AcquireFinished{
+			Mode: event.ModeExclusive, Name: "a", Holder: e.Holder, Outcome: event.OutcomeLocked, Owner: holder, Err: err,
+		}, e)
 
 		_, err = l.TryLockFor(ctx, time.Second)
-		event = lastAcquire(t, &r)
-		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked,
+		e = lastAcquire(t, &r)
+		require.Equal(t, event.AcquireFinished{
+			Mode: event.ModeExclusive, Name: "a", Holder: e.Holder, Outcome: event.OutcomeLocked,
 			Owner: holder, Waited: true, Queued: true, Duration: time.Second, Err: err,
-		}, event)
+		}, e)
 
 		waiting := w.Start(ctx, l)
 		stage.Pass(2 * time.Second)
 		w.Leave(section, l)
 		section = waiting.Section()
-		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: stage.HolderOf(t, section), Outcome: relock.OutcomeAcquired,
+		require.Equal(t, event.AcquireFinished{
+			Mode: event.ModeExclusive, Name: "a", Holder: stage.HolderOf(t, section), Outcome: event.OutcomeAcquired,
 			Owner: holder, Waited: true, Queued: true,
-			Wake: relock.WakeGrant, Duration: 2 * time.Second, Depth: 1,
+			Wake: event.WakeGrant, Duration: 2 * time.Second, Depth: 1,
 		}, lastAcquire(t, &r))
 	})
 }
@@ -113,11 +114,11 @@ func TestAcquireStartedSaysWhetherTheCallWaitsAndWhatIsAround(t *testing.T) {
 		ticket, err := a.ResumeTicket(outer)
 		require.NoError(t, err)
 		section := w.Enter(outer, b.RLocker())
-		e := relock.AcquireStarted{Context: section}
-		require.Equal(t, []relock.Section{
-			{Name: "b", Mode: relock.ModeShared, Client: m.ID(), Key: b.Key()},
-			{Name: "a", Mode: relock.ModeExclusive, Client: m.ID(), Key: a.Key()},
-		}, slices.Collect(e.Around()))
+		e := event.AcquireStarted{Context: section}
+		require.Equal(t, []event.Section{
+			{Name: "b", Mode: event.ModeShared, Client: m.ID(), Key: b.Key()},
+			{Name: "a", Mode: event.ModeExclusive, Client: m.ID(), Key: a.Key()},
+		}, slices.Collect(relock.Around(e.Context)))
 		require.NoError(t, errors.Join(
 			b.Do(section, none),
 			b.DoFor(section, time.Second, none),
@@ -128,7 +129,7 @@ func TestAcquireStartedSaysWhetherTheCallWaitsAndWhatIsAround(t *testing.T) {
 		_, err = m.NewLock("a").Accept(t.Context(), ticket)
 		require.NoError(t, err)
 		var waits []string
-		for _, e := range stage.EventsOf[relock.AcquireStarted](&r) {
+		for _, e := range stage.EventsOf[event.AcquireStarted](&r) {
 			require.Equal(t, m.ID(), e.Client)
 			require.Equal(t, m.NewLock(e.Name).Key(), e.Key)
 			waits = append(waits, fmt.Sprint(e.Name, e.Waits))
@@ -152,7 +153,7 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 		for range 2 { // the first call finds the loss, and the second one an ended context
 			_, err := l.Lock(section)
 			require.ErrorIs(t, err, relock.ErrLockLost)
-			require.Equal(t, relock.OutcomeLost, lastAcquire(t, &r).Outcome)
+			require.Equal(t, event.OutcomeLost, lastAcquire(t, &r).Outcome)
 			require.Equal(t, err, lastAcquire(t, &r).Err)
 			require.True(t, lastAcquire(t, &r).Reentrant)
 			require.Equal(t, holder, lastAcquire(t, &r).Holder)
@@ -161,27 +162,27 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 		cancelled, cancel := context.WithCancel(ctx)
 		cancel()
 		_, err := l.Lock(cancelled)
-		event := lastAcquire(t, &r)
-		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeCanceled, Err: err,
-		}, event)
+		e := lastAcquire(t, &r)
+		require.Equal(t, event.AcquireFinished{
+			Mode: event.ModeExclusive, Name: "a", Holder: e.Holder, Outcome: event.OutcomeCanceled, Err: err,
+		}, e)
 
 		m.Link.Once(stage.Refuse(stage.ErrOdd))
 		_, err = l.Lock(ctx)
-		event = lastAcquire(t, &r)
-		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeError, Err: err,
-		}, event)
+		e = lastAcquire(t, &r)
+		require.Equal(t, event.AcquireFinished{
+			Mode: event.ModeExclusive, Name: "a", Holder: e.Holder, Outcome: event.OutcomeError, Err: err,
+		}, e)
 
 		owner := stage.HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("a")))
 		waiting := w.Start(ctx, l)
 		require.NoError(t, m.Close())
 		err = waiting.Failure()
-		event = lastAcquire(t, &r)
-		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed,
+		e = lastAcquire(t, &r)
+		require.Equal(t, event.AcquireFinished{
+			Mode: event.ModeExclusive, Name: "a", Holder: e.Holder, Outcome: event.OutcomeClosed,
 			Owner: owner, Waited: true, Queued: true, Err: err,
-		}, event, "Close waits for the event")
+		}, e, "Close waits for the event")
 	})
 }
 
@@ -197,11 +198,11 @@ func TestTheTTLOfANestedEntryIsThatOfItsHold(t *testing.T) {
 		w.Leave(inner, long)
 		w.Leave(outer, short)
 		var told []time.Duration
-		for _, event := range stage.EventsOf[relock.AcquireFinished](&r) {
-			told = append(told, event.TTL)
+		for _, e := range stage.EventsOf[event.AcquireFinished](&r) {
+			told = append(told, e.TTL)
 		}
 		require.Equal(t, []time.Duration{time.Minute, time.Minute, time.Hour}, told, "the last one would have had an hour")
-		require.Equal(t, time.Minute, stage.EventsOf[relock.Released](&r)[0].TTL)
+		require.Equal(t, time.Minute, stage.EventsOf[event.Released](&r)[0].TTL)
 	})
 }
 
@@ -225,8 +226,8 @@ func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrReleased)
 
 		var reentrant []bool
-		for _, event := range stage.EventsOf[relock.AcquireFinished](&r) {
-			reentrant = append(reentrant, event.Reentrant)
+		for _, e := range stage.EventsOf[event.AcquireFinished](&r) {
+			reentrant = append(reentrant, e.Reentrant)
 		}
 		require.Equal(t, []bool{false, true, true, false}, reentrant, "the last call found nothing to enter again")
 	})
@@ -243,12 +244,12 @@ func TestTheQueuedEventSaysWhoHasTheLockAndHowManyAreBefore(t *testing.T) {
 			waiting = append(waiting, w.Start(t.Context(), l))
 		}
 		stage.Pass(5 * time.Minute)
-		queued := stage.EventsOf[relock.Queued](&r)
+		queued := stage.EventsOf[event.Queued](&r)
 		require.Len(t, queued, 4, "once for each wait")
 		w.Leave(section, l)
 		for i, a := range waiting {
 			section := a.Section()
-			require.Equal(t, relock.Queued{Mode: relock.ModeExclusive, Name: "a", Holder: stage.HolderOf(t, section), Owner: owner, Position: i}, queued[i])
+			require.Equal(t, event.Queued{Mode: event.ModeExclusive, Name: "a", Holder: stage.HolderOf(t, section), Owner: owner, Position: i}, queued[i])
 			w.Leave(section, l)
 		}
 	})
@@ -259,7 +260,7 @@ func TestTheOwnerOfAHolderIsTheNameOfItsClient(t *testing.T) {
 		named := w.NewClient(relock.WithOwner("orders@pod-7.eu_1")).NewLock("a")
 		require.Equal(t, "orders@pod-7.eu_1", stage.HolderOf(t, w.Enter(t.Context(), named)).Owner())
 		require.Empty(t, stage.HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("b"))).Owner())
-		require.Empty(t, relock.Holder{}.Owner())
+		require.Empty(t, relock.Holder("").Owner())
 	})
 }
 
@@ -278,16 +279,16 @@ func TestTheReleasedEventTellsOfTheWholeHold(t *testing.T) {
 		w.Leave(three, l)
 		w.Leave(two, l)
 		stage.Pass(time.Minute)
-		require.Empty(t, stage.EventsOf[relock.Released](&r))
+		require.Empty(t, stage.EventsOf[event.Released](&r))
 		w.Leave(one, l)
-		require.Equal(t, []relock.Released{{Mode: relock.ModeExclusive,
+		require.Equal(t, []event.Released{{Mode: event.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, Held: 2 * time.Minute, MaxDepth: 3,
-		}}, stage.EventsOf[relock.Released](&r))
+		}}, stage.EventsOf[event.Released](&r))
 
 		section := w.Enter(t.Context(), l)
 		m.Link.Once(stage.Refuse(stage.ErrOdd), stage.CmdRelease)
 		require.ErrorIs(t, l.Unlock(section), stage.ErrOdd)
-		released := stage.EventsOf[relock.Released](&r)
+		released := stage.EventsOf[event.Released](&r)
 		require.Len(t, released, 2)
 		require.ErrorIs(t, released[1].Err, stage.ErrOdd)
 		require.Equal(t, 1, released[1].MaxDepth)
@@ -305,10 +306,10 @@ func TestTheLostEventTellsOfTheWholeHold(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, l.Unlock(w.Enter(section, l)))
 		held, cause := w.Ends(section)
-		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
-		require.Equal(t, []relock.Lost{{Mode: relock.ModeExclusive,
-			Name: "a", Holder: holder, Token: token, TTL: time.Minute, Reason: relock.LossExpired, Held: held, MaxDepth: 2,
-		}}, stage.EventsOf[relock.Lost](&r))
+		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: event.LossExpired}, cause)
+		require.Equal(t, []event.Lost{{Mode: event.ModeExclusive,
+			Name: "a", Holder: holder, Token: token, TTL: time.Minute, Reason: event.LossExpired, Held: held, MaxDepth: 2,
+		}}, stage.EventsOf[event.Lost](&r))
 	})
 }
 
@@ -318,14 +319,14 @@ func TestTheLeakedEventSaysWhoseTheLostContextWas(t *testing.T) {
 		var log stage.Logbook
 		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
 		stage.DropSection(t, t.Context(), m.NewLock("a"))
-		holder := stage.EventsOf[relock.AcquireFinished](&r)[0].Holder
+		holder := stage.EventsOf[event.AcquireFinished](&r)[0].Holder
 		stage.UntilLogged(t, &log, "lock leaked")
-		leaks := stage.EventsOf[relock.Leaked](&r)
+		leaks := stage.EventsOf[event.Leaked](&r)
 		require.Len(t, leaks, 1)
 		require.Positive(t, leaks[0].Held)
-		require.Equal(t, relock.Leaked{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Held: leaks[0].Held}, leaks[0])
+		require.Equal(t, event.Leaked{Mode: event.ModeExclusive, Name: "a", Holder: holder, Held: leaks[0].Held}, leaks[0])
 		stage.Pass(relock.DefaultTTL)
-		require.Equal(t, relock.LossLeaked, stage.EventsOf[relock.Lost](&r)[0].Reason)
+		require.Equal(t, event.LossLeaked, stage.EventsOf[event.Lost](&r)[0].Reason)
 		w.RequireFree("a")
 	})
 }
@@ -338,20 +339,20 @@ func TestTheRenewedEventCountsWhatBecameOfEachLease(t *testing.T) {
 			w.Enter(t.Context(), m.NewLock(name))
 		}
 		stage.Pass(relock.DefaultTTL / 3)
-		require.Equal(t, []relock.Renewed{{Locks: 3}}, stage.EventsOf[relock.Renewed](&r))
+		require.Equal(t, []event.Renewed{{Locks: 3}}, stage.EventsOf[event.Renewed](&r))
 
 		m.Link.Once(stage.Refuse(stage.ErrOdd), stage.CmdRenew)
 		stage.Pass(relock.DefaultTTL/3 + time.Second)
-		events := stage.EventsOf[relock.Renewed](&r)
+		events := stage.EventsOf[event.Renewed](&r)
 		require.Len(t, events, 3)
-		require.Equal(t, relock.Renewed{Locks: 3, Failed: 3, Err: stage.ErrOdd}, events[1])
-		require.Equal(t, relock.Renewed{Locks: 3}, events[2], "tried again soon")
+		require.Equal(t, event.Renewed{Locks: 3, Failed: 3, Err: stage.ErrOdd}, events[1])
+		require.Equal(t, event.Renewed{Locks: 3}, events[2], "tried again soon")
 
 		w.Store.Lose("b")
 		stage.Settle()
 		stage.Pass(relock.DefaultTTL / 3)
 		lost := 0
-		for _, e := range stage.EventsOf[relock.Renewed](&r) {
+		for _, e := range stage.EventsOf[event.Renewed](&r) {
 			lost += e.Lost
 		}
 		require.Equal(t, 1, lost)
@@ -373,9 +374,9 @@ func TestTheClosedEventTellsOfEachHoldThatIsOpenAtClose(t *testing.T) {
 		stage.Pass(time.Minute)
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
-		require.Equal(t, []relock.Closed{{Mode: relock.ModeExclusive,
+		require.Equal(t, []event.Closed{{Mode: event.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: time.Hour, Held: time.Minute, MaxDepth: 2,
-		}}, stage.EventsOf[relock.Closed](&r))
+		}}, stage.EventsOf[event.Closed](&r))
 	})
 }
 
@@ -389,17 +390,17 @@ func endsOf(r *stage.Recorder, name string) map[relock.Holder][]string {
 			ends[holder] = append(ends[holder], end...)
 		}
 	}
-	for _, event := range r.All() {
-		switch e := event.(type) {
-		case relock.AcquireFinished:
-			if e.Outcome == relock.OutcomeAcquired {
+	for _, e := range r.All() {
+		switch e := e.(type) {
+		case event.AcquireFinished:
+			if e.Outcome == event.OutcomeAcquired {
 				note(e.Name, e.Holder)
 			}
-		case relock.Released:
+		case event.Released:
 			note(e.Name, e.Holder, "Released")
-		case relock.Lost:
+		case event.Lost:
 			note(e.Name, e.Holder, "Lost")
-		case relock.Closed:
+		case event.Closed:
 			note(e.Name, e.Holder, "Closed")
 		}
 	}
@@ -504,8 +505,8 @@ func TestAHoldWhoseLastExitMeetsItsDeadlineHasOneEnd(t *testing.T) {
 			require.NotErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 			silent.End()
 			stage.Pass(4 * time.Second)
-			require.Len(t, stage.EventsOf[relock.Released](&r), 1)
-			require.Empty(t, stage.EventsOf[relock.Lost](&r))
+			require.Len(t, stage.EventsOf[event.Released](&r), 1)
+			require.Empty(t, stage.EventsOf[event.Lost](&r))
 			w.RequireFree("a")
 		})
 	}
@@ -550,7 +551,7 @@ func TestALossAfterCloseIsTheErrorOfItsUnlockOnly(t *testing.T) {
 		w.Store.Lose("a")
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		stage.Settle()
-		require.Empty(t, stage.EventsOf[relock.Lost](&r))
+		require.Empty(t, stage.EventsOf[event.Lost](&r))
 		require.Empty(t, log.About("lost"))
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -35,7 +36,7 @@ func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 			require.NoError(t, err)
 			stage.Pass(time.Second)
 			w.Store.Lose("a")
-			w.LostBecause(section, relock.LossTaken)
+			w.LostBecause(section, event.LossTaken)
 		},
 		"its lease was over before it began, and the next one was unlocked": func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock, tape *stage.Tape) {
 			t.Helper()
@@ -291,7 +292,7 @@ func TestAPausedProcessLearnsThatItsLockIsLost(t *testing.T) {
 		tape.Keep(stage.CmdRenew) // a renewal that reaches the store after more than a lease
 		stage.Pass(ttl / 3)
 		m.Link.Cut()
-		w.LostBecause(section, relock.LossExpired)
+		w.LostBecause(section, event.LossExpired)
 		next := waiting.Section()
 		stage.Pass(ttl)
 		tape.Play()

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 )
 
@@ -54,7 +55,7 @@ func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
 		begun := time.Now()
 		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
 		stage.AwaitLeaks(t, 1, stage.LeaksOf(&r))
-		require.Equal(t, relock.Leaked{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Held: time.Since(begun)}, stage.EventsOf[relock.Leaked](&r)[0])
+		require.Equal(t, event.Leaked{Mode: event.ModeExclusive, Name: "a", Holder: holder, Held: time.Since(begun)}, stage.EventsOf[event.Leaked](&r)[0])
 		lines := log.About("leaked")
 		require.Len(t, lines, 1)
 		require.Equal(t, slog.LevelError, lines[0].Level)
@@ -62,9 +63,9 @@ func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
 		reported := time.Now()
 		waiting.Section()
 		require.LessOrEqual(t, waiting.Ended.Sub(reported), relock.DefaultTTL)
-		lost := stage.EventsOf[relock.Lost](&r)
+		lost := stage.EventsOf[event.Lost](&r)
 		require.Len(t, lost, 1)
-		require.Equal(t, relock.LossLeaked, lost[0].Reason)
+		require.Equal(t, event.LossLeaked, lost[0].Reason)
 		require.True(t, m.NewLock("b").Held(kept))
 	})
 }
@@ -82,8 +83,8 @@ func TestALeakIsReportedAlsoWhereNothingIsRenewed(t *testing.T) {
 				forget(t, t.Context(), l)
 				collect()
 				stage.Pass(time.Minute)
-				require.Len(t, stage.EventsOf[relock.Leaked](&r), 1)
-				require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
+				require.Len(t, stage.EventsOf[event.Leaked](&r), 1)
+				require.Len(t, stage.EventsOf[event.Lost](&r), 1)
 				w.RequireFree("a")
 			})
 		})
@@ -101,14 +102,14 @@ func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
 				stage.AwaitLeaks(t, 1, stage.LeaksOf(&r))
 				stage.Pass(time.Hour)
 				require.True(t, l.Held(outer))
-				require.Len(t, stage.EventsOf[relock.Leaked](&r), 1, "once")
+				require.Len(t, stage.EventsOf[event.Leaked](&r), 1, "once")
 				// The last Unlock cannot free the lock, as an entry is still open. The end of the
 				// lease does.
 				w.Leave(outer, l)
 				require.False(t, w.Free("a"))
 				stage.Pass(relock.DefaultTTL)
 				w.RequireFree("a")
-				require.Equal(t, relock.LossLeaked, stage.EventsOf[relock.Lost](&r)[0].Reason)
+				require.Equal(t, event.LossLeaked, stage.EventsOf[event.Lost](&r)[0].Reason)
 			})
 		})
 	}
@@ -123,8 +124,8 @@ func TestALossOfASectionWithWorkIsNoLeakThoughAnEntryWasDropped(t *testing.T) {
 		forget(t, outer, l)
 		stage.AwaitLeaks(t, 1, stage.LeaksOf(&r))
 		m.Link.Cut()
-		w.LostBecause(outer, relock.LossExpired)
-		require.Len(t, stage.EventsOf[relock.Leaked](&r), 1)
+		w.LostBecause(outer, event.LossExpired)
+		require.Len(t, stage.EventsOf[event.Leaked](&r), 1)
 	})
 }
 
@@ -136,7 +137,7 @@ func TestEachEntryThatIsDroppedIsReported(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				var leaked atomic.Int64 // and no event of an acquire, which has the context of its caller
-				c := w.NewClient(relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }}))
+				c := w.NewClient(relock.WithHooks(event.Hooks{Leaked: func(event.Leaked) { leaked.Add(1) }}))
 				drop(t, c.NewLock("a"))
 				if name == "two locks" {
 					drop(t, c.NewLock("b"))
@@ -158,12 +159,12 @@ func TestALeakIsReportedWhoeverFindsTheLossFirst(t *testing.T) {
 		outer := w.Enter(t.Context(), l)
 		forget(t, outer, l)
 		collect()
-		require.Empty(t, stage.EventsOf[relock.Leaked](&r), "the watchdog has not looked since")
+		require.Empty(t, stage.EventsOf[event.Leaked](&r), "the watchdog has not looked since")
 		w.Store.Lose("a")
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 		stage.Pass(time.Hour)
-		require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
-		require.Len(t, stage.EventsOf[relock.Leaked](&r), 1)
+		require.Len(t, stage.EventsOf[event.Lost](&r), 1)
+		require.Len(t, stage.EventsOf[event.Leaked](&r), 1)
 	})
 }
 
@@ -175,12 +176,12 @@ func TestALeakIsReportedByCloseIfTheWatchdogHasNotLooked(t *testing.T) {
 				m := w.NewClient(append(options, relock.WithHooks(r.Hooks()))...)
 				holder := forget(t, t.Context(), m.NewLock("a"))
 				collect()
-				require.Empty(t, stage.EventsOf[relock.Leaked](&r), "the watchdog has not looked since")
+				require.Empty(t, stage.EventsOf[event.Leaked](&r), "the watchdog has not looked since")
 				require.NoError(t, m.Close())
-				leaks := stage.EventsOf[relock.Leaked](&r)
+				leaks := stage.EventsOf[event.Leaked](&r)
 				require.Len(t, leaks, 1)
 				require.Equal(t, holder, leaks[0].Holder)
-				require.Len(t, stage.EventsOf[relock.Closed](&r), 1)
+				require.Len(t, stage.EventsOf[event.Closed](&r), 1)
 			})
 		})
 	}
@@ -198,7 +199,7 @@ func TestASectionInUseIsNoLeak(t *testing.T) {
 			runtime.GC()
 			stage.Pass(relock.DefaultTTL)
 		}
-		require.Empty(t, stage.EventsOf[relock.Leaked](&r))
+		require.Empty(t, stage.EventsOf[event.Leaked](&r))
 		require.True(t, l.Held(derived))
 		w.Leave(derived, l)
 	})
@@ -218,7 +219,7 @@ func TestNothingIsALeakThatHasEnded(t *testing.T) {
 			require.NoError(t, err)
 			stage.Pass(time.Second)
 			w.Store.Lose("a")
-			w.LostBecause(section, relock.LossTaken)
+			w.LostBecause(section, event.LossTaken)
 		},
 		"refused": func(t *testing.T, w *stage.World, l *relock.Lock) {
 			t.Helper()
@@ -232,7 +233,7 @@ func TestNothingIsALeakThatHasEnded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				var leaked atomic.Int64
-				c := w.NewClient(relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }}))
+				c := w.NewClient(relock.WithHooks(event.Hooks{Leaked: func(event.Leaked) { leaked.Add(1) }}))
 				end(t, w, c.NewLock("a"))
 				kept := w.Enter(t.Context(), c.NewLock("b")) // so that the watchdog goes on to look
 				for range 2 {
@@ -281,7 +282,7 @@ func (c *slowValue) Value(key any) any {
 func TestASectionThatIsNeverEnteredIsNoLeak(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var leaked atomic.Int64
-		c := w.NewClient(relock.WithLocalReentry(), relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }}))
+		c := w.NewClient(relock.WithLocalReentry(), relock.WithHooks(event.Hooks{Leaked: func(event.Leaked) { leaked.Add(1) }}))
 		l := c.NewLock("a")
 		outer, err := l.Lock(t.Context())
 		require.NoError(t, err)

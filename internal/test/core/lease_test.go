@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -217,7 +218,7 @@ func TestWithMaxHoldEndsTheHoldThen(t *testing.T) {
 					section := w.Enter(t.Context(), l)
 					waiting := w.Start(t.Context(), other)
 					m.Link.Reset()
-					took := w.LostBecause(section, relock.LossMaxHold)
+					took := w.LostBecause(section, event.LossMaxHold)
 					require.LessOrEqual(t, took, c.maxHold)
 					require.GreaterOrEqual(t, took, c.maxHold-stage.Margin(c.ttl)-relock.MinTTL)
 					require.Less(t, m.Link.Sent(), 20+4*int(c.maxHold/c.ttl), "no hot loop towards the end")
@@ -236,10 +237,10 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 	const ttl, maxHold = 30 * time.Second, time.Minute
 	for name, test := range map[string]struct {
 		silent time.Duration // from then on
-		reason relock.LossReason
+		reason event.LossReason
 	}{
-		"an outage long before": {5 * time.Second, relock.LossExpired},
-		"an outage at the end":  {maxHold - 5*time.Second, relock.LossMaxHold},
+		"an outage long before": {5 * time.Second, event.LossExpired},
+		"an outage at the end":  {maxHold - 5*time.Second, event.LossMaxHold},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
@@ -251,7 +252,7 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 			})
 		})
 	}
-	for limit, reason := range map[time.Duration]relock.LossReason{ttl: relock.LossMaxHold, 2 * ttl: relock.LossExpired} {
+	for limit, reason := range map[time.Duration]event.LossReason{ttl: event.LossMaxHold, 2 * ttl: event.LossExpired} {
 		t.Run(fmt.Sprintf("Unlock finds it, limit %s", limit), func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(limit))
@@ -315,7 +316,7 @@ func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {
 				require.True(t, nested.Waits())
 				restore()
 				nested.Section()
-				w.LostBecause(section, relock.LossMaxHold)
+				w.LostBecause(section, event.LossMaxHold)
 				waiting.Section()
 				require.LessOrEqual(t, waiting.Took(), maxHold)
 			})
@@ -334,8 +335,8 @@ func TestAWaiterThatAsksAgainAfterALateGrantSaysSo(t *testing.T) {
 		waiter := w.Start(t.Context(), m.NewLock("a"))
 		w.Leave(section, owner)
 		waiter.Leave()
-		finished := stage.EventsOf[relock.AcquireFinished](&r)[0]
+		finished := stage.EventsOf[event.AcquireFinished](&r)[0]
 		require.True(t, finished.Queued)
-		require.Equal(t, relock.WakeRecheck, finished.Wake)
+		require.Equal(t, event.WakeRecheck, finished.Wake)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
@@ -105,7 +106,7 @@ func TestALoanAsksNotManyTimesForALeaseThatEnds(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		b := newBorrowed(w, 0)
 		require.NoError(t, b.lender.Close())
-		require.Equal(t, relock.LossExpired, w.Lost(b.loan))
+		require.Equal(t, event.LossExpired, w.Lost(b.loan))
 		require.Less(t, b.there.Link.Sent(stage.CmdFollow), 40)
 		require.ErrorIs(t, b.far.Unlock(b.loan), relock.ErrLockLost)
 	})
@@ -119,7 +120,7 @@ func TestALoanEndsAtItsDeadlineThoughItsNextLookIsLater(t *testing.T) {
 			stage.Pass(time.Millisecond)
 		}
 		require.Error(t, b.loan.Err(), "the deadline has passed")
-		require.Equal(t, relock.LossExpired, w.Lost(b.loan))
+		require.Equal(t, event.LossExpired, w.Lost(b.loan))
 		require.ErrorIs(t, b.far.Unlock(b.loan), relock.ErrLockLost)
 	})
 }

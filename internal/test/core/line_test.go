@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -183,7 +184,7 @@ func TestLineReportsALockThatIsTakenDuringAPass(t *testing.T) {
 		w.Store.Lose("a") // the store is asked about the hold
 		stage.Settle()
 		section = handOn(t, l, section, waiting[0])
-		require.Equal(t, 4*time.Millisecond, w.LostBecause(section, relock.LossTaken))
+		require.Equal(t, 4*time.Millisecond, w.LostBecause(section, event.LossTaken))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
@@ -330,7 +331,7 @@ func TestWithLocalPassMaxHoldIsThatOfEachHold(t *testing.T) {
 		_, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(ttl), relock.WithMaxHold(most))
 		stage.Pass(2 * time.Second)
 		section = handOn(t, l, section, waiting[0])
-		took := w.LostBecause(section, relock.LossMaxHold)
+		took := w.LostBecause(section, event.LossMaxHold)
 		require.LessOrEqual(t, took, most)
 		require.Greater(t, took, most-100*time.Millisecond)
 	})
@@ -358,25 +359,25 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		section = handOn(t, l, section, waiting[0])
-		released := stage.EventsOf[relock.Released](&r)
-		require.Equal(t, []relock.Released{{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, MaxDepth: 1}}, released)
+		released := stage.EventsOf[event.Released](&r)
+		require.Equal(t, []event.Released{{Mode: event.ModeExclusive, Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, MaxDepth: 1}}, released)
 		w.Leave(section, l)
 		section = waiting[1].Section()
-		finished := stage.EventsOf[relock.AcquireFinished](&r)
+		finished := stage.EventsOf[event.AcquireFinished](&r)
 		require.Len(t, finished, 3)
-		require.Equal(t, relock.WakeNone, finished[0].Wake)
+		require.Equal(t, event.WakeNone, finished[0].Wake)
 		require.Zero(t, finished[0].Owner, "the lock was free")
-		for _, event := range finished[1:] { // the last one has asked the store, which was free
-			require.Equal(t, relock.WakePass, event.Wake)
-			require.True(t, event.Waited)
-			require.True(t, event.Queued)
-			require.NotZero(t, event.Owner)
+		for _, e := range finished[1:] { // the last one has asked the store, which was free
+			require.Equal(t, event.WakePass, e.Wake)
+			require.True(t, e.Waited)
+			require.True(t, e.Queued)
+			require.NotZero(t, e.Owner)
 		}
 		w.Leave(section, l)
-		require.Equal(t, []relock.Queued{
-			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[1].Holder, Owner: holder, Position: 0},
-			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[2].Holder, Owner: holder, Position: 1},
-		}, stage.EventsOf[relock.Queued](&r))
+		require.Equal(t, []event.Queued{
+			{Mode: event.ModeExclusive, Name: "a", Holder: finished[1].Holder, Owner: holder, Position: 0},
+			{Mode: event.ModeExclusive, Name: "a", Holder: finished[2].Holder, Owner: holder, Position: 1},
+		}, stage.EventsOf[event.Queued](&r))
 		require.NoError(t, m.Close())
 	})
 }
@@ -401,8 +402,8 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 		}
 		slow.End()
 		var positions []int
-		for _, event := range stage.EventsOf[relock.Queued](&r) {
-			positions = append(positions, event.Position)
+		for _, e := range stage.EventsOf[event.Queued](&r) {
+			positions = append(positions, e.Position)
 		}
 		require.ElementsMatch(t, []int{0, 1, 2, 3, 4}, positions) // the head waits, too
 

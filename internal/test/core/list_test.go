@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -42,9 +43,9 @@ func TestListHasEachLockWithItsKindAndState(t *testing.T) {
 		for i, want := range []struct {
 			name string
 			kind store.Kind
-			mode relock.Mode
+			mode event.Mode
 		}{
-			{"a", store.ReadWrite, relock.ModeShared}, {"b", store.Mutex, relock.ModeExclusive}, {"c", store.Semaphore, relock.ModePermit},
+			{"a", store.ReadWrite, event.ModeShared}, {"b", store.Mutex, event.ModeExclusive}, {"c", store.Semaphore, event.ModePermit},
 		} {
 			require.Equal(t, want.name, all[i].Name)
 			require.Equal(t, want.kind, all[i].Kind)

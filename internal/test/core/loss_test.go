@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -41,14 +42,14 @@ func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
 					require.Equal(t, ttl-stage.Margin(ttl), time.Since(begun))
 					require.Equal(t, stage.Margin(ttl), w.Lease("a"), "nobody else can have the lock yet")
 					stage.Settle()
-					require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
+					require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: event.LossExpired}, cause)
 					require.Equal(t, cause, context.Cause(outer))
 					require.False(t, l.Held(inner))
 					require.Zero(t, l.Remaining(inner))
 					require.Zero(t, l.Count(inner))
 					_, err = l.Token(inner)
 					require.ErrorIs(t, err, relock.ErrLockLost)
-					require.Len(t, stage.EventsOf[relock.Lost](&r), 1, "once, however many entries the hold had")
+					require.Len(t, stage.EventsOf[event.Lost](&r), 1, "once, however many entries the hold had")
 					require.Equal(t, cause, l.Unlock(inner), "at once, and without the store")
 					require.Equal(t, cause, l.Unlock(outer))
 					require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
@@ -70,7 +71,7 @@ func TestALostAnswerLeavesNoLeaseThatKeepsOthersOut(t *testing.T) {
 		// Every renewal arrives, so the store keeps the lease while the holder has to believe that
 		// the lease is over.
 		rule := m.Link.On(stage.LoseAnswer(stage.ErrBroken), stage.CmdRenew)
-		w.LostBecause(section, relock.LossExpired)
+		w.LostBecause(section, event.LossExpired)
 		rule.End()
 		waiting.Section()
 		require.Equal(t, ttl-stage.Margin(ttl), waiting.Took(), "cleanup gives the rest of the lease back")
@@ -132,10 +133,10 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 						m.Link.Deaf()
 					}
 					loss(t, w, l)
-					require.Equal(t, want, w.LostBecause(section, relock.LossTaken))
-					require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
-					events := stage.EventsOf[relock.Renewed](&r)
-					require.Equal(t, relock.Renewed{Locks: batch, Lost: 1}, events[len(events)-1])
+					require.Equal(t, want, w.LostBecause(section, event.LossTaken))
+					require.Len(t, stage.EventsOf[event.Lost](&r), 1)
+					events := stage.EventsOf[event.Renewed](&r)
+					require.Equal(t, event.Renewed{Locks: batch, Lost: 1}, events[len(events)-1])
 					require.Equal(t, context.Cause(section), l.Unlock(section))
 					stage.Pass(10 * ttl)
 					require.True(t, m.NewLock("b").Held(bystander), "others in the batch keep theirs")
@@ -150,7 +151,7 @@ func TestALossOfAYoungSectionIsReportedOnceItIsWatched(t *testing.T) {
 		l := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), l)
 		w.Store.Lose("a")
-		require.Equal(t, 200*time.Millisecond, w.LostBecause(section, relock.LossTaken))
+		require.Equal(t, 200*time.Millisecond, w.LostBecause(section, event.LossTaken))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
@@ -236,14 +237,14 @@ func TestADoneContextStopsRenewal(t *testing.T) {
 				inner := w.Enter(section, l)
 				waiting := w.Start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
 				done()
-				over, renewals := time.Now(), len(stage.EventsOf[relock.Renewed](&r))
+				over, renewals := time.Now(), len(stage.EventsOf[event.Renewed](&r))
 				waiting.Section()
 				require.LessOrEqual(t, waiting.Ended.Sub(over), ttl)
-				require.Len(t, stage.EventsOf[relock.Renewed](&r), renewals)
-				lost := stage.EventsOf[relock.Lost](&r)
+				require.Len(t, stage.EventsOf[event.Renewed](&r), renewals)
+				lost := stage.EventsOf[event.Lost](&r)
 				require.Len(t, lost, 1)
-				require.Equal(t, relock.LossAbandoned, lost[0].Reason)
-				require.False(t, stage.TimesOf[relock.Lost](&r)[0].After(waiting.Ended), "before anybody else has the lock")
+				require.Equal(t, event.LossAbandoned, lost[0].Reason)
+				require.False(t, stage.TimesOf[event.Lost](&r)[0].After(waiting.Ended), "before anybody else has the lock")
 				require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 			})
@@ -284,7 +285,7 @@ func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
 				for _, section := range []context.Context{outer, inner} {
 					var lost *relock.LostError
 					require.ErrorAs(t, l.Unlock(section), &lost)
-					require.Equal(t, relock.LossReason(name), lost.Reason)
+					require.Equal(t, event.LossReason(name), lost.Reason)
 				}
 			})
 		})
@@ -341,7 +342,7 @@ func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElse(t *testing.T) {
 		const locks = 900 // as many as are ended at once, and a few less
 		var sections []context.Context
 		var losses, early atomic.Int64
-		m := w.NewClient(relock.WithHooks(relock.Hooks{Lost: func(relock.Lost) {
+		m := w.NewClient(relock.WithHooks(event.Hooks{Lost: func(event.Lost) {
 			losses.Add(1)
 			if slices.ContainsFunc(sections, func(section context.Context) bool { return section.Err() == nil }) {
 				early.Add(1)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -17,10 +18,10 @@ import (
 // outcomes are calls of lock "b", each with its outcome. What has ended the call's context is no
 // outcome of the call.
 var outcomes = map[string]struct {
-	want relock.Outcome
+	want event.Outcome
 	lock func(t *testing.T, w *stage.World, m *stage.Member) error
 }{
-	"in a section of a lock that was lost": {relock.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
+	"in a section of a lock that was lost": {event.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
 		t.Helper()
 		section := w.Enter(t.Context(), m.NewLock("a"))
 		w.Store.Lose("a")
@@ -29,7 +30,7 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
-	"outside of a section of this lock that was lost": {relock.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
+	"outside of a section of this lock that was lost": {event.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
 		t.Helper()
 		section := w.Enter(t.Context(), m.NewLock("b"))
 		w.Store.Lose("b")
@@ -38,7 +39,7 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
-	"in its own section that was lost": {relock.OutcomeLost, func(t *testing.T, w *stage.World, m *stage.Member) error {
+	"in its own section that was lost": {event.OutcomeLost, func(t *testing.T, w *stage.World, m *stage.Member) error {
 		t.Helper()
 		section := w.Enter(t.Context(), m.NewLock("b"))
 		w.Store.Lose("b")
@@ -47,7 +48,7 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
-	"a wait that the loss of another lock ends": {relock.OutcomeLocked, func(t *testing.T, w *stage.World, m *stage.Member) error {
+	"a wait that the loss of another lock ends": {event.OutcomeLocked, func(t *testing.T, w *stage.World, m *stage.Member) error {
 		t.Helper()
 		_ = w.Enter(t.Context(), w.NewClient().NewLock("b"))
 		waiting := w.Start(w.Enter(t.Context(), m.NewLock("a")), m.NewLock("b"))
@@ -55,7 +56,7 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, waiting.Failure(), relock.ErrLockLost)
 		return waiting.Failure()
 	}},
-	"in a section of another client that was closed": {relock.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
+	"in a section of another client that was closed": {event.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
 		t.Helper()
 		other := w.NewClient()
 		section := w.Enter(t.Context(), other.NewLock("a"))
@@ -64,7 +65,7 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, err, relock.ErrClosed)
 		return err
 	}},
-	"a wait that another client's Close ends": {relock.OutcomeLocked, func(t *testing.T, w *stage.World, m *stage.Member) error {
+	"a wait that another client's Close ends": {event.OutcomeLocked, func(t *testing.T, w *stage.World, m *stage.Member) error {
 		t.Helper()
 		_ = w.Enter(t.Context(), w.NewClient().NewLock("b"))
 		other := w.NewClient()
@@ -75,7 +76,7 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, waiting.Failure(), context.Canceled)
 		return waiting.Failure()
 	}},
-	"another client's Close ends the tries to reach the store": {relock.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
+	"another client's Close ends the tries to reach the store": {event.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
 		t.Helper()
 		other := w.NewClient()
 		section := w.Enter(t.Context(), other.NewLock("a"))
@@ -87,7 +88,7 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, waiting.Failure(), context.Canceled)
 		return waiting.Failure()
 	}},
-	"a sibling was refused its lock": {relock.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
+	"a sibling was refused its lock": {event.OutcomeCanceled, func(t *testing.T, w *stage.World, m *stage.Member) error {
 		t.Helper()
 		_ = w.Enter(t.Context(), w.NewClient().NewLock("a"))
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -97,13 +98,13 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, err, relock.ErrLocked)
 		return err
 	}},
-	"too few replicas confirm": {relock.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
+	"too few replicas confirm": {event.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
 		t.Helper()
 		m.Link.Once(stage.Refuse(store.ErrNotReplicated), stage.CmdWait)
 		_, err := m.NewLock("b").Lock(t.Context())
 		return err
 	}},
-	"too few replicas confirm, and the wait ends": {relock.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
+	"too few replicas confirm, and the wait ends": {event.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
 		t.Helper()
 		m.Link.Once(func(ctx context.Context, _ *stage.Fault, _ func() error) error {
 			<-ctx.Done()
@@ -113,7 +114,7 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, err, relock.ErrNotReplicated)
 		return err
 	}},
-	"the wait ends while the store is silent": {relock.OutcomeCanceled, func(t *testing.T, _ *stage.World, m *stage.Member) error {
+	"the wait ends while the store is silent": {event.OutcomeCanceled, func(t *testing.T, _ *stage.World, m *stage.Member) error {
 		t.Helper()
 		m.Link.Cut()
 		_, err := m.NewLock("b").TryLockFor(t.Context(), time.Second)
@@ -121,21 +122,21 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, err, relock.ErrUnavailable)
 		return err
 	}},
-	"a deadline of the network": {relock.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
+	"a deadline of the network": {event.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
 		t.Helper()
 		m.Link.Once(stage.Refuse(store.Unavailable(context.DeadlineExceeded)), stage.CmdTry) // as a dial that took too long
 		_, err := m.NewLock("b").TryLock(t.Context())
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		return err
 	}},
-	"a deadline of the network, after the command": {relock.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
+	"a deadline of the network, after the command": {event.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
 		t.Helper()
 		m.Link.Once(stage.LoseAnswer(context.DeadlineExceeded), stage.CmdTry)
 		_, err := m.NewLock("b").TryLock(t.Context())
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		return err
 	}},
-	"another kind of lock": {relock.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
+	"another kind of lock": {event.OutcomeError, func(t *testing.T, _ *stage.World, m *stage.Member) error {
 		t.Helper()
 		m.Link.Once(stage.Refuse(store.ErrKind), stage.CmdWait)
 		_, err := m.NewLock("b").Lock(t.Context())
@@ -150,7 +151,7 @@ func TestTheOutcomeIsThatOfTheCall(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				var r stage.Recorder
 				err := test.lock(t, w, w.NewClient(relock.WithHooks(r.Hooks())))
-				finished := stage.EventsOf[relock.AcquireFinished](&r)
+				finished := stage.EventsOf[event.AcquireFinished](&r)
 				last := finished[len(finished)-1]
 				require.Equal(t, "b", last.Name)
 				require.Equal(t, test.want, last.Outcome, "%v", last.Err)

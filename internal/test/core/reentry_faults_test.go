@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -57,8 +58,8 @@ func TestANestedEntryWhoseSectionIsUnlockedMeanwhileIsErrReleased(t *testing.T) 
 					m.Link.Heal()
 					stage.Pass(10 * time.Second)
 					w.RequireFree("a")
-					require.Empty(t, stage.EventsOf[relock.Lost](&r))
-					require.Len(t, stage.EventsOf[relock.Released](&r), 1)
+					require.Empty(t, stage.EventsOf[event.Lost](&r))
+					require.Len(t, stage.EventsOf[event.Released](&r), 1)
 				})
 			})
 		}
@@ -195,8 +196,8 @@ func TestANestedCallWhoseLeaseEndsInSilenceIsErrLockLost(t *testing.T) {
 						_, err := lock(ctx)
 						require.ErrorIs(t, err, relock.ErrLockLost)
 						require.NotErrorIs(t, err, context.DeadlineExceeded, "nobody has set a deadline")
-						finished := stage.EventsOf[relock.AcquireFinished](&r)
-						require.Equal(t, relock.OutcomeLost, finished[len(finished)-1].Outcome)
+						finished := stage.EventsOf[event.AcquireFinished](&r)
+						require.Equal(t, event.OutcomeLost, finished[len(finished)-1].Outcome)
 						m.Link.Heal()
 						require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 						stage.Pass(time.Minute)
@@ -381,8 +382,8 @@ func TestACommandThatIsSentTwiceCountsOnce(t *testing.T) {
 			require.NoError(t, l.Unlock(outer), "an exit that finds nothing was its own first attempt")
 			w.RequireFree("a")
 		}
-		require.Empty(t, stage.EventsOf[relock.Lost](&r))
-		require.Len(t, stage.EventsOf[relock.Released](&r), 3)
+		require.Empty(t, stage.EventsOf[event.Lost](&r))
+		require.Len(t, stage.EventsOf[event.Released](&r), 3)
 	})
 }
 
@@ -445,8 +446,8 @@ func TestACommandThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
 				require.ErrorIs(t, first.Failure(), want)
 				stage.Pass(2 * time.Second)
 				w.RequireFree("a")
-				require.Empty(t, stage.EventsOf[relock.Lost](&r))
-				require.Len(t, stage.EventsOf[relock.Released](&r), 1)
+				require.Empty(t, stage.EventsOf[event.Lost](&r))
+				require.Len(t, stage.EventsOf[event.Released](&r), 1)
 			})
 		})
 	}
@@ -481,7 +482,7 @@ func TestAnInnerExitThatIsSentBehindTheLastOneFreesNothing(t *testing.T) {
 			require.NoError(t, last.Failure())
 			require.False(t, freed, "the last exit frees the lock")
 			w.RequireFree("a", "b", "c")
-			require.Empty(t, stage.EventsOf[relock.Lost](&r))
+			require.Empty(t, stage.EventsOf[event.Lost](&r))
 		})
 	})
 	t.Run("the last exit has passed the lock on", func(t *testing.T) {
@@ -513,12 +514,12 @@ func TestAnInnerExitThatIsAnsweredBehindALossIsNoSecondLoss(t *testing.T) {
 		m.Link.Once(stage.Delay(0, time.Second), stage.CmdEnter)
 		unlocking := w.Begin(inner, stage.Unlock(l))
 		w.Store.Lose("a")
-		require.Equal(t, relock.LossTaken, w.Lost(outer))
+		require.Equal(t, event.LossTaken, w.Lost(outer))
 		require.NoError(t, unlocking.Failure(), "the store had the lock at the exit")
 		m.Link.Reset()
 		stage.Pass(2 * relock.DefaultTTL)
 		require.Zero(t, m.Link.Sent(stage.CmdRenew), "a lost hold is not renewed")
-		require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
+		require.Len(t, stage.EventsOf[event.Lost](&r), 1)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 	})
 }

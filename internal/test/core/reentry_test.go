@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -311,7 +312,7 @@ func TestASectionThatOnlyWithSectionRefersToIsNoLeak(t *testing.T) {
 			stage.Pass(relock.DefaultTTL)
 		}
 		w.Leave(callback, l)
-		require.Empty(t, stage.EventsOf[relock.Leaked](&r))
+		require.Empty(t, stage.EventsOf[event.Leaked](&r))
 	})
 }
 
@@ -403,8 +404,8 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 			_, err = w.NewClient().NewLock(name).TryLock(t.Context())
 			require.ErrorContains(t, err, fmt.Sprintf("%q is locked by %s;", name, holder))
 		}
-		for _, event := range stage.EventsOf[relock.AcquireFinished](&r) {
-			require.Equal(t, holder, event.Holder)
+		for _, e := range stage.EventsOf[event.AcquireFinished](&r) {
+			require.Equal(t, holder, e.Holder)
 		}
 		w.Store.Lose("c")
 		_, cause := w.Ends(ctx)

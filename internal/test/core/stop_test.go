@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 )
 
@@ -83,7 +84,7 @@ func TestAStopInAnOutageIsACanceledCall(t *testing.T) {
 		err := waiting.Failure()
 		require.ErrorIs(t, err, relock.ErrUnavailable)
 		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, relock.OutcomeCanceled, stage.EventsOf[relock.AcquireFinished](&r)[0].Outcome)
+		require.Equal(t, event.OutcomeCanceled, stage.EventsOf[event.AcquireFinished](&r)[0].Outcome)
 		m.Link.Heal()
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -167,7 +168,7 @@ func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
 				var working, raging sync.WaitGroup
 				var tapes []*stage.Tape
 				var r stage.Recorder
-				hooks := relock.WithHooks(relock.Hooks{
+				hooks := relock.WithHooks(event.Hooks{
 					AcquireFinished: r.Hooks().AcquireFinished, Released: r.Hooks().Released, Lost: r.Hooks().Lost,
 				})
 				for i, options := range kinds {
@@ -215,15 +216,15 @@ func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
 func requireOneEndEach(t *testing.T, r *stage.Recorder, holds int) {
 	t.Helper()
 	entered, over := map[relock.Holder]int{}, map[relock.Holder]int{}
-	for _, event := range r.All() {
-		switch e := event.(type) {
-		case relock.AcquireFinished:
+	for _, e := range r.All() {
+		switch e := e.(type) {
+		case event.AcquireFinished:
 			if e.Err == nil && !e.Reentrant {
 				entered[e.Holder]++
 			}
-		case relock.Released:
+		case event.Released:
 			over[e.Holder]++
-		case relock.Lost:
+		case event.Lost:
 			over[e.Holder]++
 		}
 	}

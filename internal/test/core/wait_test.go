@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -318,7 +319,7 @@ func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 					runtime.GC()
 					stage.Pass(relock.DefaultTTL)
 				}
-				require.Empty(t, stage.EventsOf[relock.Leaked](&r))
+				require.Empty(t, stage.EventsOf[event.Leaked](&r))
 			})
 		})
 	}
@@ -423,8 +424,8 @@ func TestARefusalOfAFullQueueIsAnEventOfALockedLock(t *testing.T) {
 		require.EqualError(t, err, fmt.Sprintf("relock: %q is locked by %s; its lease has 30s left and may be renewed "+
 			"(held by this process): relock: the queue is full", "a", stage.HolderOf(t, owner)))
 		require.True(t, relock.NotEntered(err))
-		finished := stage.EventsOf[relock.AcquireFinished](&r)
-		require.Equal(t, relock.OutcomeLocked, finished[len(finished)-1].Outcome)
+		finished := stage.EventsOf[event.AcquireFinished](&r)
+		require.Equal(t, event.OutcomeLocked, finished[len(finished)-1].Outcome)
 		w.Leave(owner, l)
 		waiter.Leave()
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -49,13 +50,13 @@ func TestALeaseIsRenewedEveryThirdOfItsTTL(t *testing.T) {
 		section := w.Enter(t.Context(), l)
 		begun := time.Now()
 		stage.Pass(10*ttl + time.Second)
-		renewals := stage.TimesOf[relock.Renewed](&r)
+		renewals := stage.TimesOf[event.Renewed](&r)
 		require.Len(t, renewals, 30)
 		for i, at := range renewals {
 			require.Equal(t, time.Duration(i+1)*ttl/3, at.Sub(begun))
 		}
-		for _, event := range stage.EventsOf[relock.Renewed](&r) {
-			require.Equal(t, relock.Renewed{Locks: 1}, event)
+		for _, e := range stage.EventsOf[event.Renewed](&r) {
+			require.Equal(t, event.Renewed{Locks: 1}, e)
 		}
 		require.Equal(t, 31, m.Link.Sent())
 		w.Leave(section, l)
@@ -107,16 +108,16 @@ func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
 				stage.Pass(10 * ttl)
 				require.NoError(t, section.Err())
 				failed := 0
-				for _, event := range stage.EventsOf[relock.Renewed](&r) {
-					require.Equal(t, 1, event.Locks)
-					require.Equal(t, event.Failed == 1, event.Err != nil)
-					failed += event.Failed
+				for _, e := range stage.EventsOf[event.Renewed](&r) {
+					require.Equal(t, 1, e.Locks)
+					require.Equal(t, e.Failed == 1, e.Err != nil)
+					failed += e.Failed
 				}
 				require.Positive(t, failed)
 				warnings := log.About("renewal not confirmed")
 				require.Len(t, warnings, failed)
 				require.Equal(t, slog.LevelWarn, warnings[0].Level)
-				require.Empty(t, stage.EventsOf[relock.Lost](&r))
+				require.Empty(t, stage.EventsOf[event.Lost](&r))
 				w.Leave(section, l)
 				w.RequireFree("a")
 			})
@@ -130,10 +131,10 @@ func TestAttemptsOfARenewalHaveGrowingPauses(t *testing.T) {
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		w.Enter(t.Context(), m.NewLock("a"))
 		for range 2 { // the pauses begin anew after a success
-			before := len(stage.TimesOf[relock.Renewed](&r))
+			before := len(stage.TimesOf[event.Renewed](&r))
 			failing := m.Link.On(stage.Refuse(stage.ErrBroken))
 			stage.Pass(relock.DefaultTTL/3 + 4*time.Second)
-			times := stage.TimesOf[relock.Renewed](&r)[before:]
+			times := stage.TimesOf[event.Renewed](&r)[before:]
 			require.Greater(t, len(times), 8)
 			var pauses []time.Duration
 			for i, at := range times[1:9] {
@@ -189,7 +190,7 @@ func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
 	for name, end := range map[string]func(w *stage.World, l *relock.Lock, section context.Context){
 		"lost": func(w *stage.World, _ *relock.Lock, section context.Context) {
 			w.T.Helper()
-			w.LostBecause(section, relock.LossExpired)
+			w.LostBecause(section, event.LossExpired)
 		},
 		"unlocked": func(w *stage.World, l *relock.Lock, section context.Context) {
 			w.T.Helper()
@@ -209,12 +210,12 @@ func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
 				again := len(log.About("trying again"))
 				stage.Pass(time.Minute)
 				require.Len(t, log.About("trying again"), again, "no attempt for a hold that is over")
-				renewed := stage.EventsOf[relock.Renewed](&r)
+				renewed := stage.EventsOf[event.Renewed](&r)
 				require.NotEmpty(t, renewed)
-				for _, event := range renewed {
-					require.Equal(t, 1, event.Locks)
-					require.Equal(t, 1, event.Failed)
-					require.Error(t, event.Err)
+				for _, e := range renewed {
+					require.Equal(t, 1, e.Locks)
+					require.Equal(t, 1, e.Failed)
+					require.Error(t, e.Err)
 				}
 			})
 		})
@@ -232,8 +233,8 @@ func TestALateRenewalOfWhatWasUnlockedIsNoSuccessAndNoLoss(t *testing.T) {
 		require.EqualValues(t, 1, late.Hits.Load())
 		w.Leave(section, l)
 		stage.Pass(time.Minute)
-		require.Empty(t, stage.EventsOf[relock.Renewed](&r))
-		require.Empty(t, stage.EventsOf[relock.Lost](&r))
+		require.Empty(t, stage.EventsOf[event.Renewed](&r))
+		require.Empty(t, stage.EventsOf[event.Lost](&r))
 	})
 }
 
@@ -333,7 +334,7 @@ func TestTenThousandLeasesTakeOneGoroutineAndFewRoundTrips(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const n, ttl = 10_000, 30 * time.Second
 		var r stage.Recorder
-		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{Renewed: r.Hooks().Renewed, Lost: r.Hooks().Lost}))
+		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(event.Hooks{Renewed: r.Hooks().Renewed, Lost: r.Hooks().Lost}))
 		sections := make([]context.Context, n)
 		for i := range sections {
 			section, err := m.NewLock(fmt.Sprint(i)).Lock(t.Context())
@@ -346,12 +347,12 @@ func TestTenThousandLeasesTakeOneGoroutineAndFewRoundTrips(t *testing.T) {
 		stage.Pass(ttl / 3)
 		require.Equal(t, n/1000, m.Link.Sent(stage.CmdRenew), "a thousand a round trip")
 		renewed := 0
-		for _, event := range stage.EventsOf[relock.Renewed](&r) {
-			require.NoError(t, event.Err)
-			renewed += event.Locks
+		for _, e := range stage.EventsOf[event.Renewed](&r) {
+			require.NoError(t, e.Err)
+			renewed += e.Locks
 		}
 		require.Equal(t, n, renewed)
-		require.Empty(t, stage.EventsOf[relock.Lost](&r))
+		require.Empty(t, stage.EventsOf[event.Lost](&r))
 		for _, section := range sections {
 			require.NoError(t, section.Err())
 		}
@@ -553,7 +554,7 @@ func TestWithAcksOnlyAConfirmedRenewalMovesTheDeadline(t *testing.T) {
 		deadline = acked.Remaining(section)
 		<-section.Done()
 		require.Equal(t, deadline, time.Since(begun))
-		require.Equal(t, relock.LossExpired, w.Lost(section))
+		require.Equal(t, event.LossExpired, w.Lost(section))
 		require.NoError(t, other.Err(), "a lock without acks waits for no replica")
 		require.Zero(t, s.rounds.Load(), "its renewals go beside those that wait")
 		w.Leave(other, plain)

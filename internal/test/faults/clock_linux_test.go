@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -61,7 +62,7 @@ func TestAServerClockThatGoesForwardEndsTheLease(t *testing.T) {
 					errs.Check(errors.Join(a.Err, err, a.Lock.Unlock(a.Ctx)))
 				})
 			}
-			require.Equal(t, relock.LossTaken, w.Within(ttl/3+stage.AfterLease).Lost(section))
+			require.Equal(t, event.LossTaken, w.Within(ttl/3+stage.AfterLease).Lost(section))
 			t.Logf("the holder was told after %s", time.Since(stepped))
 			// Without a queue each asks for itself when the lease that it knew of should be over.
 			require.NoError(t, w.Within(ttl+ttl/3+stage.AfterLease).Call(func() error { workers.Wait(); return nil }))

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
@@ -119,7 +120,7 @@ func TestAServerThatComesBackEmptyServesItsWaiters(t *testing.T) {
 	w.Server.Kill()
 	w.Server.Restart()
 	restarted := time.Now()
-	require.Contains(t, []relock.LossReason{relock.LossTaken, relock.LossExpired}, w.Within(ttl).Lost(section))
+	require.Contains(t, []event.LossReason{event.LossTaken, event.LossExpired}, w.Within(ttl).Lost(section))
 	require.Less(t, time.Since(restarted), bound.Of(ttl/3+stage.AfterLease)+w.Lateness(), "at the next renewal")
 
 	// The queue is gone, so anybody may be first. Nobody is in together with another, and tokens

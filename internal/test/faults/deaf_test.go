@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -179,7 +180,7 @@ func TestTheEndOfALockIsToldLongBeforeItsRenewal(t *testing.T) {
 			redistest.Eventually(t, w.Limit, func() bool { return len(redistest.Subscriptions(t, w.Plain)) == 1 }, "it is watched")
 			begun := time.Now()
 			end(w)
-			require.Equal(t, relock.LossTaken, w.Lost(section))
+			require.Equal(t, event.LossTaken, w.Lost(section))
 			t.Logf("told after %s", time.Since(begun))
 			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		})

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -71,10 +72,10 @@ func TestWaitersShareSubscriptionsAndLocksShareTheConnection(t *testing.T) {
 func TestAMessageRenewsOnlyTheHoldThatItNames(t *testing.T) {
 	const locks = 50
 	w := stage.OnShared(t)
-	renewed, lost := make(chan relock.Renewed, 1000), make(chan relock.Lost, locks)
-	p := w.Peer(relock.WithTTL(10*time.Minute), relock.WithHooks(relock.Hooks{
-		Renewed: func(r relock.Renewed) { renewed <- r },
-		Lost:    func(l relock.Lost) { lost <- l },
+	renewed, lost := make(chan event.Renewed, 1000), make(chan event.Lost, locks)
+	p := w.Peer(relock.WithTTL(10*time.Minute), relock.WithHooks(event.Hooks{
+		Renewed: func(r event.Renewed) { renewed <- r },
+		Lost:    func(l event.Lost) { lost <- l },
 	}))
 	lock := func(i int) *relock.Lock { return p.NewLock(fmt.Sprint("lock", i)) }
 	var sections []context.Context
@@ -94,7 +95,7 @@ func TestAMessageRenewsOnlyTheHoldThatItNames(t *testing.T) {
 	}
 	require.NoError(t, w.Peer().NewLock("lock7").ForceUnlock(t.Context()))
 	require.Equal(t, "lock7", (<-lost).Name)
-	require.Equal(t, relock.Renewed{Locks: 1, Lost: 1}, withoutDuration(<-renewed))
+	require.Equal(t, event.Renewed{Locks: 1, Lost: 1}, withoutDuration(<-renewed))
 	require.Empty(t, renewed)
 	for i, section := range sections {
 		if i != 7 {
@@ -103,7 +104,7 @@ func TestAMessageRenewsOnlyTheHoldThatItNames(t *testing.T) {
 	}
 }
 
-func withoutDuration(r relock.Renewed) relock.Renewed {
+func withoutDuration(r event.Renewed) event.Renewed {
 	r.Duration = 0
 	return r
 }
@@ -169,7 +170,7 @@ func TestAnAnswerOlderThanThePubSubConnectionDoesNotEndIt(t *testing.T) {
 	section := w.Enter(t.Context(), owner)
 	back := make(chan struct{}, 10)
 	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute },
-		relock.WithHooks(relock.Hooks{Reconnected: func(relock.Reconnected) { back <- struct{}{} }}))
+		relock.WithHooks(event.Hooks{Reconnected: func(event.Reconnected) { back <- struct{}{} }}))
 	answered := make(chan struct{})
 	p.Faults.On(redistest.Named("SUBSCRIBE"), redistest.Before(func([]string) { <-answered })).Skip(1)
 	p.Faults.Once(w.Script(stage.LuaAcquire), redistest.Before(func([]string) {

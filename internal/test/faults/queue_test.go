@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -107,15 +108,15 @@ func TestAGrantBeforeTheAnswerThatItsWaiterIsQueuedIsNotMissed(t *testing.T) {
 	w := stage.OnShared(t)
 	owner := w.Peer().NewLock("a")
 	section := w.Enter(t.Context(), owner)
-	wake := make(chan relock.Wake, 1)
+	wake := make(chan event.Wake, 1)
 	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute },
-		relock.WithHooks(relock.Hooks{AcquireFinished: func(e relock.AcquireFinished) { wake <- e.Wake }}))
+		relock.WithHooks(event.Hooks{AcquireFinished: func(e event.AcquireFinished) { wake <- e.Wake }}))
 	p.Faults.Once(w.Script(stage.LuaAcquire), redistest.After(func([]string, string) {
 		w.Leave(section, owner)
 		stage.SleepUntil(time.Now().Add(100 * time.Millisecond)) // the message is there by then
 	})).Skip(1) // the first only says that it is busy
 	w.Start(t.Context(), p.NewLock("a")).Leave()
-	require.Equal(t, relock.WakeGrant, <-wake)
+	require.Equal(t, event.WakeGrant, <-wake)
 	w.Within(0).RequireFree("a")
 }
 

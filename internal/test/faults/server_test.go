@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/leader"
@@ -49,7 +50,7 @@ func TestAReadOnlyServerIsWaitedForAndItsHolderIsToldInTime(t *testing.T) {
 			require.NoError(t, s.Plain.ReplicaOf(t.Context(), host, port).Err())
 			waiter := s.Start(t.Context(), s.Other.NewLock("b"))
 			calls := s.Counter(s.Other, stage.LuaAcquire)
-			require.Equal(t, relock.LossExpired, s.Within(ttl+stage.Promptly).Lost(section))
+			require.Equal(t, event.LossExpired, s.Within(ttl+stage.Promptly).Lost(section))
 			require.True(t, waiter.Waits())
 			require.LessOrEqual(t, calls(), 15, "no hot loop")
 			require.NoError(t, s.Plain.ReplicaOf(t.Context(), "no", "one").Err())
@@ -92,7 +93,7 @@ func TestARenewalCountsWhenTheReplicaHasIt(t *testing.T) {
 	require.NoError(t, section.Err())
 	replica.Pause()
 	defer replica.Resume()
-	require.Equal(t, relock.LossExpired, w.Within(w.Limit).Lost(section), "the server answers, and no replica has the lease")
+	require.Equal(t, event.LossExpired, w.Within(w.Limit).Lost(section), "the server answers, and no replica has the lease")
 	require.NoError(t, other.Err())
 	w.Leave(other, plain)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/measures"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
@@ -32,7 +33,7 @@ type Setup struct {
 
 // Metrics is the subject of the suite.
 type Metrics struct {
-	Hooks relock.Hooks
+	Hooks event.Hooks
 	// Values returns what is exported now, as name{label=value,...} with labels in alphabetical
 	// order. The name is the Name of a measure. A histogram has two values, name.count and name.sum.
 	Values func() map[string]float64
@@ -127,10 +128,10 @@ func newHolder(t *testing.T) relock.Holder {
 	return holder
 }
 
-func acquired(name string, h relock.Holder) relock.AcquireFinished {
-	return relock.AcquireFinished{
-		Context: context.Background(), Name: name, Mode: relock.ModeExclusive, Holder: h, Start: time.Now(),
-		Outcome: relock.OutcomeAcquired, Depth: 1, TTL: time.Second,
+func acquired(name string, h relock.Holder) event.AcquireFinished {
+	return event.AcquireFinished{
+		Context: context.Background(), Name: name, Mode: event.ModeExclusive, Holder: h, Start: time.Now(),
+		Outcome: event.OutcomeAcquired, Depth: 1, TTL: time.Second,
 	}
 }
 
@@ -434,14 +435,14 @@ func (s suite) dropped(t *testing.T) {
 	m := s.open(t, Setup{})
 	one, two := newHolder(t), newHolder(t)
 	m.Hooks.AcquireFinished(acquired("a", one))
-	m.Hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: two})
+	m.Hooks.Queued(event.Queued{Name: "a", Mode: event.ModeExclusive, Holder: two})
 	is(t, 1, m.Values()["holds{mode=exclusive}"])
 	is(t, 1, m.Values()["waiters{mode=exclusive}"])
-	m.Hooks.Dropped(relock.Dropped{Events: 5})
+	m.Hooks.Dropped(event.Dropped{Events: 5})
 	is(t, 5, m.Values()["events.dropped"])
 	require.Zero(t, m.Values()["holds{mode=exclusive}"])
 	require.Zero(t, m.Values()["waiters{mode=exclusive}"])
-	m.Hooks.Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: one}) // this one was not dropped
+	m.Hooks.Released(event.Released{Name: "a", Mode: event.ModeExclusive, Holder: one}) // this one was not dropped
 	m.Hooks.AcquireFinished(acquired("a", two))
 	is(t, 1, m.Values()["holds{mode=exclusive}"])
 	is(t, 1, m.Values()["hold.duration.count{end=released,mode=exclusive}"])
@@ -509,7 +510,7 @@ func (s suite) zero(t *testing.T) {
 	// With a lock label, when the lock is seen first, which is before anything is counted.
 	m = s.open(t, Setup{Details: true, Label: func(string) string { return "x" }})
 	require.NotContains(t, m.Values(), "leaks{lock=x,mode=exclusive}")
-	m.Hooks.AcquireStarted(relock.AcquireStarted{Name: "a", Mode: relock.ModeExclusive})
+	m.Hooks.AcquireStarted(event.AcquireStarted{Name: "a", Mode: event.ModeExclusive})
 	require.Contains(t, m.Values(), "leaks{lock=x,mode=exclusive}")
 	require.Contains(t, m.Values(), "holds{lock=x,mode=exclusive}")
 }
@@ -517,7 +518,7 @@ func (s suite) zero(t *testing.T) {
 func (s suite) few(t *testing.T) {
 	bubble(t, func(t *testing.T, open func(Metrics) *relock.Client) {
 		m := s.open(t, Setup{Label: class})
-		m.Hooks.AcquireStarted(relock.AcquireStarted{Name: "orders:1", Mode: relock.ModeExclusive})
+		m.Hooks.AcquireStarted(event.AcquireStarted{Name: "orders:1", Mode: event.ModeExclusive})
 		require.Contains(t, m.Values(), "acquires{lock=orders,mode=exclusive,outcome=acquired,reentrant=false,waited=false}",
 			"the share of calls that get the lock is 0 before one does")
 		locks := open(m)
@@ -572,12 +573,12 @@ func (s suite) atOnce(t *testing.T) {
 		h := newHolder(t)
 		work.Go(func() {
 			for range 200 {
-				m.Hooks.AcquireStarted(relock.AcquireStarted{Name: "a", Mode: relock.ModeExclusive})
-				m.Hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: h})
+				m.Hooks.AcquireStarted(event.AcquireStarted{Name: "a", Mode: event.ModeExclusive})
+				m.Hooks.Queued(event.Queued{Name: "a", Mode: event.ModeExclusive, Holder: h})
 				e := acquired("a", h)
 				e.Waited, e.Queued = true, true
 				m.Hooks.AcquireFinished(e)
-				m.Hooks.Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: h, Err: errors.New("x")})
+				m.Hooks.Released(event.Released{Name: "a", Mode: event.ModeExclusive, Holder: h, Err: errors.New("x")})
 			}
 		})
 		work.Go(func() {

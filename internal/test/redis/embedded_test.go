@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -168,7 +169,7 @@ func TestRedisStoreRefusesOptionsOfTheClient(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
 	defer rdb.Close()
 	for what, option := range map[string]relock.Option{
-		"WithTTL": relock.WithTTL(time.Second), "WithHooks": relock.WithHooks(relock.Hooks{Lost: func(relock.Lost) {}}),
+		"WithTTL": relock.WithTTL(time.Second), "WithHooks": relock.WithHooks(event.Hooks{Lost: func(event.Lost) {}}),
 		"WithFixedLease": relock.WithFixedLease(time.Second),
 	} {
 		_, err := relock.RedisStore(rdb, relock.WithPrefix("app:"), option)
@@ -197,5 +198,5 @@ func TestLocksOnAnEmbeddedServerAreListed(t *testing.T) {
 	require.Len(t, all, 2)
 	holder, _ := relock.HolderFrom(section)
 	require.Equal(t, holder, all[0].Holder)
-	require.Equal(t, relock.ModeShared, all[1].Mode)
+	require.Equal(t, event.ModeShared, all[1].Mode)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store/mem"
@@ -70,7 +71,7 @@ func TestEvalOfALostSectionWritesNothing(t *testing.T) {
 		_, err := l.Eval(section, incr, key(name), 1)
 		var lost *relock.LostError
 		require.ErrorAs(t, err, &lost, name)
-		require.Equal(t, relock.LossTaken, lost.Reason)
+		require.Equal(t, event.LossTaken, lost.Reason)
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 		require.Empty(t, redistest.Keys(t, w.Plain), name)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -23,13 +24,13 @@ func TestTheRetriedEventTellsOfEachTryThatFailed(t *testing.T) {
 		m.Warm(t)
 		m.Net.On(stage.ScriptCalls, redistest.DropReply(redistest.EOF)).Times(2)
 		section := w.Enter(t.Context(), m.NewLock("a"))
-		events := stage.EventsOf[relock.Retried](&r)
+		events := stage.EventsOf[event.Retried](&r)
 		require.Len(t, events, 2)
-		for i, event := range events {
-			require.Equal(t, "a", event.Name)
-			require.Equal(t, "acquire", event.Script)
-			require.Equal(t, i+1, event.Attempt)
-			require.Error(t, event.Err)
+		for i, e := range events {
+			require.Equal(t, "a", e.Name)
+			require.Equal(t, "acquire", e.Script)
+			require.Equal(t, i+1, e.Attempt)
+			require.Error(t, e.Err)
 		}
 		lines := log.About("no answer yet")
 		require.Len(t, lines, 2)
@@ -41,7 +42,7 @@ func TestTheRetriedEventTellsOfEachTryThatFailed(t *testing.T) {
 		m.Net.Once(stage.ScriptCalls, redistest.DropReply(redistest.EOF))
 		inner := w.Enter(section, m.NewLock("a"))
 		w.Leave(inner, m.NewLock("a"))
-		require.Len(t, stage.EventsOf[relock.Retried](&r), 3, "nested calls too")
+		require.Len(t, stage.EventsOf[event.Retried](&r), 3, "nested calls too")
 		w.Leave(section, m.NewLock("a"))
 	})
 }
@@ -59,7 +60,7 @@ func TestTheRetriedEventHasTheNameOfTheLockAndNotItsKey(t *testing.T) {
 				m.Warm(t)
 				m.Net.Once(stage.ScriptCalls, redistest.DropReply(redistest.EOF))
 				require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-				events := stage.EventsOf[relock.Retried](&r)
+				events := stage.EventsOf[event.Retried](&r)
 				require.Len(t, events, 1)
 				require.Equal(t, name, events[0].Name, "with prefix %q", prefix)
 			})
@@ -77,8 +78,8 @@ func TestWhatIsToldAsRetriedIsSent(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, relock.ErrUnavailable)
 		sent := 0
-		for _, event := range stage.EventsOf[relock.Retried](&r) {
-			if event.Script == "acquire" {
+		for _, e := range stage.EventsOf[event.Retried](&r) {
+			if e.Script == "acquire" {
 				sent++
 			}
 		}
@@ -127,17 +128,17 @@ func TestTheReconnectedEventSaysForHowLong(t *testing.T) {
 		_ = w.Enter(t.Context(), w.NewClient().NewLock("a"))
 		waiting := w.Start(t.Context(), m.NewLock("a"))
 		stage.Pass(time.Second)
-		require.Empty(t, stage.EventsOf[relock.Reconnected](&r), "the first connection is none that is back")
+		require.Empty(t, stage.EventsOf[event.Reconnected](&r), "the first connection is none that is back")
 		m.Net.Refuse()
 		m.Net.CutPubSub()
 		lost := time.Now()
 		stage.Pass(10 * time.Second)
 		m.Net.Heal()
 		stage.Pass(10 * time.Second)
-		events := stage.EventsOf[relock.Reconnected](&r)
+		events := stage.EventsOf[event.Reconnected](&r)
 		require.Len(t, events, 1)
 		require.Empty(t, events[0].Node)
-		require.Equal(t, stage.TimesOf[relock.Reconnected](&r)[0].Sub(lost), events[0].Down)
+		require.Equal(t, stage.TimesOf[event.Reconnected](&r)[0].Sub(lost), events[0].Down)
 		require.GreaterOrEqual(t, events[0].Down, 10*time.Second)
 		require.Less(t, events[0].Down, 13*time.Second)
 
@@ -163,9 +164,9 @@ func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
 		_ = w.Enter(t.Context(), crashed.NewLock("a"))
 		require.NoError(t, crashed.Close())
 		_ = w.Enter(t.Context(), w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a"))
-		events := stage.EventsOf[relock.AcquireFinished](&r)
+		events := stage.EventsOf[event.AcquireFinished](&r)
 		require.Len(t, events, 1)
-		require.Equal(t, relock.WakeRecheck, events[0].Wake)
+		require.Equal(t, event.WakeRecheck, events[0].Wake)
 		require.True(t, events[0].Waited)
 		require.True(t, events[0].Queued)
 	})
@@ -184,11 +185,11 @@ func TestAWaitThatEndsBeforeItIsInTheQueueIsToldAsAWait(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrLocked)
 		m.Net.Heal()
 
-		finished := stage.EventsOf[relock.AcquireFinished](&r)
+		finished := stage.EventsOf[event.AcquireFinished](&r)
 		require.Len(t, finished, 2)
 		require.True(t, finished[0].Waited, "the call could wait, and others had the lock")
 		require.False(t, finished[0].Queued)
 		require.False(t, finished[1].Waited, "a refusal of TryLock is the answer that it asks for")
-		require.Empty(t, stage.EventsOf[relock.Queued](&r))
+		require.Empty(t, stage.EventsOf[event.Queued](&r))
 	})
 }

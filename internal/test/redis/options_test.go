@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
@@ -200,9 +201,9 @@ func TestAHoldThatReplicasDoNotConfirmIsUndone(t *testing.T) {
 			require.Equal(t, t.Context(), ctx)
 			w.RequireTokensOnly()
 		}
-		for _, event := range stage.EventsOf[relock.AcquireFinished](&r) {
-			require.Equal(t, relock.OutcomeError, event.Outcome)
-			require.ErrorIs(t, event.Err, relock.ErrNotReplicated)
+		for _, e := range stage.EventsOf[event.AcquireFinished](&r) {
+			require.Equal(t, event.OutcomeError, e.Outcome)
+			require.ErrorIs(t, e.Err, relock.ErrNotReplicated)
 		}
 	})
 }
@@ -219,9 +220,9 @@ func TestAWaiterThatReplicasDoNotConfirmHoldsUpNobody(t *testing.T) {
 		w.Leave(section, plain)
 		require.ErrorIs(t, unlucky.Failure(), relock.ErrNotReplicated)
 		require.NotErrorIs(t, unlucky.Failure(), relock.ErrLocked)
-		finished := stage.EventsOf[relock.AcquireFinished](&r)
+		finished := stage.EventsOf[event.AcquireFinished](&r)
 		require.True(t, finished[len(finished)-1].Waited)
-		require.Equal(t, relock.WakeNone, finished[len(finished)-1].Wake, "a grant came, but the call has not got the lock")
+		require.Equal(t, event.WakeNone, finished[len(finished)-1].Wake, "a grant came, but the call has not got the lock")
 		require.NoError(t, plain.Unlock(next.Section()))
 		w.RequireTokensOnly()
 	})

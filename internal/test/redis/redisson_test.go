@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/leader"
@@ -58,8 +59,8 @@ func refusalOf(w *stage.Arena, l *relock.Lock) *relock.LockedError {
 func TestAJavaUnlockWakesAGoWaiter(t *testing.T) {
 	for _, payload := range []string{"0", "1"} { // "1" is of a write lock, and means the same
 		w := stage.OnShared(t).ForRedisson()
-		finished := make(chan relock.AcquireFinished, 1)
-		p := w.Peer(stage.InRedisson(relock.WithHooks(relock.Hooks{AcquireFinished: func(e relock.AcquireFinished) { finished <- e }}))...)
+		finished := make(chan event.AcquireFinished, 1)
+		p := w.Peer(stage.InRedisson(relock.WithHooks(event.Hooks{AcquireFinished: func(e event.AcquireFinished) { finished <- e }}))...)
 		w.JavaLock("a")
 		asks := w.Answers(p)
 		waiter := w.Start(t.Context(), p.NewLock("a"))
@@ -70,7 +71,7 @@ func TestAJavaUnlockWakesAGoWaiter(t *testing.T) {
 		require.Equal(t, 3, asks())
 		e := <-finished
 		require.True(t, e.Waited)
-		require.Equal(t, relock.WakeReleased, e.Wake)
+		require.Equal(t, event.WakeReleased, e.Wake)
 		require.Zero(t, w.Plain.Exists(t.Context(), "a").Val())
 	}
 }
@@ -189,7 +190,7 @@ func TestAGoHolderIsToldThatJavaHasFreedItsLockByForce(t *testing.T) {
 	section := w.Enter(t.Context(), l)
 	require.NoError(t, w.Plain.Del(t.Context(), "a").Err())
 	w.JavaLock("a")
-	require.Equal(t, relock.LossTaken, w.Lost(section))
+	require.Equal(t, event.LossTaken, w.Lost(section))
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	w.JavaUnlock("a") // Go has not touched the lock
 }
@@ -223,7 +224,7 @@ func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
 	w := stage.OnShared(t).ForRedisson()
 	w.JavaLock("a")
 	var queued atomic.Int32
-	p := w.Peer(stage.InRedisson(relock.WithHooks(relock.Hooks{Queued: func(relock.Queued) { queued.Add(1) }}))...)
+	p := w.Peer(stage.InRedisson(relock.WithHooks(event.Hooks{Queued: func(event.Queued) { queued.Add(1) }}))...)
 	asks := w.Answers(p)
 	var all []*stage.Attempt
 	for i := range waiters {

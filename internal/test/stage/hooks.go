@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 )
 
 // A Recorder notes the events of hooks, in order, and their times.
@@ -26,28 +27,28 @@ type recorded struct {
 }
 
 // Hooks returns the hooks that record.
-func (r *Recorder) Hooks() relock.Hooks {
-	return relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { r.Add(e) },
-		AcquireFinished: func(e relock.AcquireFinished) { r.Add(e) },
-		Queued:          func(e relock.Queued) { r.Add(e) },
-		Released:        func(e relock.Released) { r.Add(e) },
-		Renewed:         func(e relock.Renewed) { r.Add(e) },
-		Lost:            func(e relock.Lost) { r.Add(e) },
-		Leaked:          func(e relock.Leaked) { r.Add(e) },
-		Reconnected:     func(e relock.Reconnected) { r.Add(e) },
-		Retried:         func(e relock.Retried) { r.Add(e) },
-		Wanted:          func(e relock.Wanted) { r.Add(e) },
-		Closed:          func(e relock.Closed) { r.Add(e) },
-		Dropped:         func(e relock.Dropped) { r.Add(e) },
+func (r *Recorder) Hooks() event.Hooks {
+	return event.Hooks{
+		AcquireStarted:  func(e event.AcquireStarted) { r.Add(e) },
+		AcquireFinished: func(e event.AcquireFinished) { r.Add(e) },
+		Queued:          func(e event.Queued) { r.Add(e) },
+		Released:        func(e event.Released) { r.Add(e) },
+		Renewed:         func(e event.Renewed) { r.Add(e) },
+		Lost:            func(e event.Lost) { r.Add(e) },
+		Leaked:          func(e event.Leaked) { r.Add(e) },
+		Reconnected:     func(e event.Reconnected) { r.Add(e) },
+		Retried:         func(e event.Retried) { r.Add(e) },
+		Wanted:          func(e event.Wanted) { r.Add(e) },
+		Closed:          func(e event.Closed) { r.Add(e) },
+		Dropped:         func(e event.Dropped) { r.Add(e) },
 	}
 }
 
 // Add notes an event.
-func (r *Recorder) Add(event any) {
+func (r *Recorder) Add(e any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.events = append(r.events, recorded{time.Now(), event})
+	r.events = append(r.events, recorded{time.Now(), e})
 }
 
 // All returns the events so far, in order.
@@ -66,7 +67,7 @@ func (r *Recorder) All() []any {
 func (r *Recorder) Kinds() []string {
 	var kinds []string
 	for _, e := range r.All() {
-		kinds = append(kinds, strings.TrimPrefix(fmt.Sprintf("%T", e), "relock."))
+		kinds = append(kinds, strings.TrimPrefix(fmt.Sprintf("%T", e), "event."))
 	}
 	return kinds
 }
@@ -75,8 +76,8 @@ func (r *Recorder) Kinds() []string {
 func EventsOf[E any](r *Recorder) []E {
 	var events []E
 	for _, e := range r.All() {
-		if event, ok := e.(E); ok {
-			events = append(events, event)
+		if e, ok := e.(E); ok {
+			events = append(events, e)
 		}
 	}
 	return events
@@ -120,20 +121,20 @@ func Story(t *testing.T, w *World, m *Member) {
 }
 
 // Each makes every hook call f.
-func Each(f func()) relock.Hooks {
-	return relock.Hooks{
-		AcquireStarted:  func(relock.AcquireStarted) { f() },
-		AcquireFinished: func(relock.AcquireFinished) { f() },
-		Queued:          func(relock.Queued) { f() },
-		Released:        func(relock.Released) { f() },
-		Renewed:         func(relock.Renewed) { f() },
-		Lost:            func(relock.Lost) { f() },
-		Leaked:          func(relock.Leaked) { f() },
-		Reconnected:     func(relock.Reconnected) { f() },
-		Retried:         func(relock.Retried) { f() },
-		Wanted:          func(relock.Wanted) { f() },
-		Closed:          func(relock.Closed) { f() },
-		Dropped:         func(relock.Dropped) { f() },
+func Each(f func()) event.Hooks {
+	return event.Hooks{
+		AcquireStarted:  func(event.AcquireStarted) { f() },
+		AcquireFinished: func(event.AcquireFinished) { f() },
+		Queued:          func(event.Queued) { f() },
+		Released:        func(event.Released) { f() },
+		Renewed:         func(event.Renewed) { f() },
+		Lost:            func(event.Lost) { f() },
+		Leaked:          func(event.Leaked) { f() },
+		Reconnected:     func(event.Reconnected) { f() },
+		Retried:         func(event.Retried) { f() },
+		Wanted:          func(event.Wanted) { f() },
+		Closed:          func(event.Closed) { f() },
+		Dropped:         func(event.Dropped) { f() },
 	}
 }
 
@@ -150,7 +151,7 @@ func AwaitLeaks(t *testing.T, n int, reported func() int) {
 }
 
 // LeaksOf counts the leaks that a recorder knows of.
-func LeaksOf(r *Recorder) func() int { return func() int { return len(EventsOf[relock.Leaked](r)) } }
+func LeaksOf(r *Recorder) func() int { return func() int { return len(EventsOf[event.Leaked](r)) } }
 
 // DropSection locks, and drops the section.
 func DropSection(t *testing.T, ctx context.Context, l *relock.Lock) {

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 )
 
@@ -51,8 +52,8 @@ func lockOnce(addr, name, ttl string, in *bufio.Reader, out io.Writer) error {
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: addr})
 	defer func() { _ = rdb.Close() }()
-	client, err := relock.New(rdb, relock.WithTTL(lease), relock.WithHooks(relock.Hooks{
-		Queued: func(e relock.Queued) { say("queued", e.Position) },
+	client, err := relock.New(rdb, relock.WithTTL(lease), relock.WithHooks(event.Hooks{
+		Queued: func(e event.Queued) { say("queued", e.Position) },
 	}))
 	if err != nil {
 		return err

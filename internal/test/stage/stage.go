@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -88,7 +89,7 @@ func (s *Stage) Ends(ctx context.Context) (time.Duration, error) {
 }
 
 // Lost waits until a section has ended, and fails the test if the lock was not lost.
-func (s *Stage) Lost(section context.Context) relock.LossReason {
+func (s *Stage) Lost(section context.Context) event.LossReason {
 	s.T.Helper()
 	_, cause := s.Ends(section)
 	var lost *relock.LostError

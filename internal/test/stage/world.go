@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -151,7 +152,7 @@ func Passing(t *testing.T, w *World, n int, options ...relock.Option) (*Member, 
 }
 
 // LostBecause waits for the loss of a section, and returns how long that took.
-func (w *World) LostBecause(section context.Context, reason relock.LossReason) time.Duration {
+func (w *World) LostBecause(section context.Context, reason event.LossReason) time.Duration {
 	w.T.Helper()
 	begun := time.Now()
 	require.Equal(w.T, reason, w.Lost(section))

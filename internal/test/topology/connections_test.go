@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -148,8 +149,8 @@ func aThousandLocks(w *stage.ClusterArena) {
 	t := w.T
 	const locks, ttl = 1000, 3 * time.Second
 	var failed atomic.Int64
-	p := w.Peer(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{
-		Renewed: func(r relock.Renewed) { failed.Add(int64(r.Failed)) },
+	p := w.Peer(relock.WithTTL(ttl), relock.WithHooks(event.Hooks{
+		Renewed: func(r event.Renewed) { failed.Add(int64(r.Failed)) },
 	}))
 	renewals := w.Counter(p, stage.LuaRenew)
 	sections := make([]context.Context, locks)

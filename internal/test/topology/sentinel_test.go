@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
@@ -88,7 +89,7 @@ func TestSentinelsThatForgetTheMasterAreWaitedFor(t *testing.T) {
 	w, s := stage.OnSentinel(t)
 	master := s.Master()
 	tries := make(chan string, 1)
-	report := relock.WithHooks(relock.Hooks{Retried: func(e relock.Retried) {
+	report := relock.WithHooks(event.Hooks{Retried: func(e event.Retried) {
 		if e.Err != nil && strings.Contains(e.Err.Error(), "do not know a master") {
 			select {
 			case tries <- e.Script:
@@ -151,7 +152,7 @@ func TestAHolderIsToldThatThePromotedReplicaLackedItsLock(t *testing.T) {
 	require.Same(t, replica, s.KillMaster())
 	mendReplica(t, replica)
 
-	require.Equal(t, relock.LossTaken, w.Within(ttl/3+w.Limit).Lost(section), "not by its deadline: Redis has said so")
+	require.Equal(t, event.LossTaken, w.Within(ttl/3+w.Limit).Lost(section), "not by its deadline: Redis has said so")
 	var lost *relock.LostError
 	require.ErrorAs(t, l.Unlock(section), &lost)
 	require.Equal(t, token, lost.Token)

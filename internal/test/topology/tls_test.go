@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -194,7 +195,7 @@ func TestOverTLSAUserWithFewCommandsHasAllThatALockDoes(t *testing.T) {
 	// The server restarts empty.
 	section = w.Enter(t.Context(), l)
 	w.Server.Restart()
-	require.Equal(t, relock.LossTaken, w.Lost(section))
+	require.Equal(t, event.LossTaken, w.Lost(section))
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	w.Leave(w.Enter(t.Context(), other), other)
 

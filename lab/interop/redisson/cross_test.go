@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 )
 
@@ -232,7 +233,7 @@ func aForcedUnlockInJavaEndsTheSectionInGo(w *world) {
 	var lost *relock.LostError
 	require.ErrorAs(w.t, w.ended(section), &lost)
 	require.ErrorIs(w.t, lost, relock.ErrLockLost)
-	require.Equal(w.t, relock.LossTaken, lost.Reason)
+	require.Equal(w.t, event.LossTaken, lost.Reason)
 	require.ErrorIs(w.t, lock.Unlock(section), relock.ErrLockLost)
 	w.leave(next.in(soon), next.lock)
 
