@@ -145,9 +145,9 @@ func (l *Locks) check(ctx context.Context) error {
 // The context that Lock returns is for the work and for Unlock. The context ends when any of the
 // locks is lost, and otherwise as for [Lock.Lock].
 //
-// On error the context returned is ctx itself, and the caller has entered none of the locks. Those
-// that were taken are given back: Lock waits for that for at most 50 ms, and cleanup does the rest
-// in the background. The errors are the errors of [Lock.Lock] for one of the locks.
+// On error the context returned has ended, as that of [Lock.Lock], and the caller has entered none of
+// the locks. Those that were taken are given back: Lock waits for that for at most 50 ms, and cleanup
+// does the rest in the background. The errors are the errors of [Lock.Lock] for one of the locks.
 func (l *Locks) Lock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, forever)
 }
@@ -164,7 +164,7 @@ func (l *Locks) TryLock(ctx context.Context) (context.Context, error) {
 // TryLock; a wait below 0 is [ErrInvalid].
 func (l *Locks) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := checkWait("TryLockFor", wait); err != nil {
-		return ctx, err
+		return refused(ctx, err), err
 	}
 	return l.acquire(ctx, wait)
 }
@@ -256,7 +256,7 @@ func (l *Locks) nearest(ctx context.Context) *joint {
 
 func (l *Locks) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := l.check(ctx); err != nil {
-		return ctx, err
+		return refused(ctx, err), err
 	}
 	if g := &l.locks[0].client.group; g.Enter() { // Close waits for giveUp, too
 		defer g.Leave()
@@ -276,7 +276,7 @@ func (l *Locks) acquire(ctx context.Context, wait time.Duration) (context.Contex
 	if err != nil {
 		j.giveUp()
 		runtime.KeepAlive(inner) // an entry that is not left yet would be a leak
-		return ctx, err
+		return refused(ctx, err), err
 	}
 	j.endTogether()
 	j.cleanup = runtime.AddCleanup(inner.(*section), (*joint).leaked, j)

@@ -156,11 +156,11 @@ func (l *Lock) runFree(ctx context.Context, s store.Scripts, run store.Script) (
 // for TryLock.
 func (l *Lock) TryLockIf(ctx context.Context, script string, keys []string, args ...any) (section context.Context, reply any, err error) {
 	if err := l.Err(); err != nil {
-		return ctx, nil, err
+		return refused(ctx, err), nil, err
 	}
 	s, run, err := l.withScript(l.ask, script, keys, args)
 	if err != nil {
-		return ctx, nil, err
+		return refused(ctx, err), nil, err
 	}
 	a := acquiring{lock: l, ctx: ctx}
 	a.userScript = func(ctx context.Context, ask store.Ask) (lease store.Lease, err error) {

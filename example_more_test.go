@@ -366,7 +366,9 @@ func (f fakeLock) Lock(ctx context.Context) (context.Context, error) { return f.
 
 func (f fakeLock) TryLock(ctx context.Context) (context.Context, error) {
 	if f.locked {
-		return ctx, &relock.LockedError{Name: "fake"}
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		return ended, &relock.LockedError{Name: "fake"}
 	}
 	return ctx, nil
 }

@@ -205,7 +205,7 @@ func (l *Lock) lending(op string) (store.Lending, error) {
 func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 	s, err := l.accepting("borrow", t, UseLoan)
 	if err != nil {
-		return ctx, err
+		return refused(ctx, err), err
 	}
 	a := acquiring{lock: l, ctx: ctx, op: "borrow"}
 	a.byTicket = func() error {
@@ -238,7 +238,7 @@ func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 func (l *Lock) Accept(ctx context.Context, t Ticket) (context.Context, error) {
 	s, err := l.accepting("accept", t, UseHandOff, UseResume)
 	if err != nil {
-		return ctx, err
+		return refused(ctx, err), err
 	}
 	unaware := t.Use == UseResume
 	a := acquiring{lock: l, ctx: ctx, op: "accept"}

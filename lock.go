@@ -86,7 +86,9 @@ func (l *Lock) check(ctx context.Context) error {
 // lost ([ErrLockLost]) and when the client is closed ([ErrClosed]). When ctx is done the lease is
 // not renewed any more, so a section without Unlock ends at most one TTL later.
 //
-// On error the context returned is ctx itself, and the caller has not entered:
+// On error the caller has not entered, and the context returned has ended already, with the error
+// as its cause, and is inside of no section: work that ignores the error does not run without the
+// lock. Work that goes on without the lock uses ctx. The errors:
 //   - [ErrLocked] together with ctx's error: ctx was done while another hold had the lock.
 //   - ctx's error alone, with its cause: ctx was done before the store named the holder. Lock
 //     returns promptly also when the store is silent; cleanup takes back all remains of the call in
@@ -127,7 +129,7 @@ func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 // wait below 0 is [ErrInvalid].
 func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := checkWait("TryLockFor", wait); err != nil {
-		return ctx, err
+		return refused(ctx, err), err
 	}
 	return (&acquiring{lock: l, ctx: ctx, wait: wait}).run()
 }
@@ -145,11 +147,12 @@ const forever time.Duration = -1
 func (a *acquiring) run() (context.Context, error) {
 	l, ctx := a.lock, a.ctx
 	if err := l.check(ctx); err != nil {
-		return ctx, err
+		return refused(ctx, err), err
 	}
 	c := l.client
 	if !c.group.Enter() {
-		return ctx, a.opError(ErrClosed)
+		err := a.opError(ErrClosed)
+		return refused(ctx, err), err
 	}
 	defer c.group.Leave()
 	var around *entry
@@ -178,9 +181,20 @@ func (a *acquiring) run() (context.Context, error) {
 	a.finished(err)
 	returned = true
 	if err != nil {
-		return ctx, err
+		return refused(ctx, err), err
 	}
 	return a.section, nil
+}
+
+// refused returns the context of a call that has not entered. The context has ended and is inside of
+// no section, so that a caller who ignores err does no work without the lock, and unlocks nothing.
+func refused(ctx context.Context, err error) context.Context {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ended, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), entryKey{}, (*entry)(nil)))
+	cancel(err)
+	return ended
 }
 
 // aborted takes back the work of a call that has not returned: code of others, such as a context or

@@ -78,7 +78,7 @@ func refuseTry(b *bench) {
 	section := b.enter(b.ctx, l)
 	for _, lock := range []locking{l.TryLock, there.TryLock, tryFor(there, 0)} {
 		ctx, err := lock(b.ctx)
-		require.Equal(b.t, b.ctx, ctx, "the caller's context comes back")
+		require.Equal(b.t, err, context.Cause(ctx), "the context has ended")
 		b.requireRefused(err, l, b.holder(section))
 	}
 	b.requireCount(l, section, 1)
@@ -116,7 +116,7 @@ func refuseContext(b *bench) {
 		ctx, cancel := context.WithTimeout(b.ctx, brief)
 		c = b.wait(ctx, lock)
 		b.requireRefused(b.fails(c), l, b.holder(section), context.DeadlineExceeded)
-		require.ErrorIs(b.t, c.section.Err(), context.DeadlineExceeded, "the caller's context comes back")
+		require.Error(b.t, c.section.Err(), "the context has ended")
 		cancel()
 	}
 	b.unlock(l, section)
@@ -131,7 +131,7 @@ func refuseDone(b *bench) {
 	defer stop()
 	for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, long)} {
 		ctx, err := lock(done)
-		require.Equal(b.t, done, ctx)
+		require.Equal(b.t, err, context.Cause(ctx), "the context has ended")
 		b.requireKinds(err, context.Canceled)
 		require.ErrorIs(b.t, err, errMine)
 		b.requireKinds(last(lock(late)), context.DeadlineExceeded)

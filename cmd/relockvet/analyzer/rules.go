@@ -42,7 +42,7 @@ func (u *unit) checkError(s *section) bool {
 			return false
 		}
 	}
-	u.pass.ReportRangef(s.call, "the error is dropped, so the work goes on without the lock where %[1]s fails; write %[2]s, err := %[1]s, and check err",
+	u.pass.ReportRangef(s.call, "the error is dropped, so the work gets a context that has ended where %[1]s fails, and nobody says why; write %[2]s, err := %[1]s, and check err",
 		types.ExprString(s.call), s.ctx.Name())
 	return true
 }

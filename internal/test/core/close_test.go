@@ -287,8 +287,7 @@ func TestCloseWaitsASecondForWhatIsNotTakenBack(t *testing.T) {
 				broken(m.Link)
 				w.GiveUp(t.Context(), func(ctx context.Context) (context.Context, error) {
 					<-ctx.Done()
-					_, err := m.NewLock("b").Lock(ctx)
-					return ctx, err
+					return m.NewLock("b").Lock(ctx)
 				})
 				stage.Pass(300 * time.Millisecond)
 				end := w.Begin(t.Context(), closing(m))

@@ -458,3 +458,66 @@ func TestAWaitThatCloseEndsIsNoRefusalThoughItsContextEndsToo(t *testing.T) {
 		require.NotErrorIs(t, waiting.Failure(), relock.ErrLocked)
 	})
 }
+
+func TestACallThatHasNotEnteredReturnsAContextThatHasEnded(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		other := w.NewClient()
+		theirs := w.Enter(t.Context(), other.NewLock("a"))
+		writing, err := other.NewRWLock("b").Lock(t.Context())
+		require.NoError(t, err)
+		m := w.NewClient()
+		l, rw, zero := m.NewLock("a"), m.NewRWLock("b"), new(relock.Lock)
+		again := m.NewLock("c")
+		section := w.Enter(t.Context(), again)
+		outer := context.WithValue(section, t, "a value of the caller")
+		for name, call := range map[string]stage.Locking{
+			"Lock": func(ctx context.Context) (context.Context, error) {
+				ctx, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				return l.Lock(ctx)
+			},
+			"TryLock": l.TryLock,
+			"TryLockIf inside": func(ctx context.Context) (context.Context, error) {
+				ended, _, err := again.TryLockIf(ctx, "return true", nil)
+				return ended, err
+			},
+			"TryLockFor":             stage.TryFor(l, time.Second),
+			"TryLockFor, wrong time": stage.TryFor(l, -1),
+			"TryLockIf": func(ctx context.Context) (context.Context, error) {
+				ended, _, err := l.TryLockIf(ctx, "return true", nil)
+				return ended, err
+			},
+			"TryRLock":            rw.TryRLock,
+			"TryLock of a writer": rw.TryLock,
+			"Locks.TryLock":       m.NewLocks([]string{"d", "a"}).TryLock,
+			"Locks.TryLockFor": func(ctx context.Context) (context.Context, error) {
+				return m.NewLocks([]string{"d", "a"}).TryLockFor(ctx, time.Second)
+			},
+			"Locks, wrong time": func(ctx context.Context) (context.Context, error) {
+				return m.NewLocks([]string{"d"}).TryLockFor(ctx, -1)
+			},
+			"Borrow":        func(ctx context.Context) (context.Context, error) { return l.Borrow(ctx, relock.Ticket{}) },
+			"Accept":        func(ctx context.Context) (context.Context, error) { return l.Accept(ctx, relock.Ticket{}) },
+			"the zero Lock": zero.TryLock,
+			"a context that has ended": func(ctx context.Context) (context.Context, error) {
+				ctx, cancel := context.WithCancel(ctx)
+				cancel()
+				return m.NewLock("free").Lock(ctx)
+			},
+		} {
+			ended, err := call(outer)
+			require.Error(t, err, name)
+			require.Equal(t, err, context.Cause(ended), name)
+			require.ErrorIs(t, ended.Err(), context.Canceled, name)
+			require.Equal(t, "a value of the caller", ended.Value(t), name)
+			require.ErrorIs(t, again.Unlock(ended), relock.ErrNotHeld, "%s: the section around the call stays", name)
+			require.NoError(t, outer.Err(), name)
+		}
+		ended, err := l.Lock(nil) //lint:ignore SA1012 a mistake
+		require.ErrorIs(t, err, relock.ErrInvalid)
+		require.Equal(t, err, context.Cause(ended))
+		w.Leave(section, again)
+		w.Leave(theirs, other.NewLock("a"))
+		require.NoError(t, other.NewRWLock("b").Unlock(writing))
+	})
+}

@@ -305,7 +305,7 @@ func TestTryLockIfLetsAScriptDecide(t *testing.T) {
 	var declined *relock.DeclinedError
 	ctx, _, err := far.TryLockIf(t.Context(), guard, key("a"), "two")
 	require.ErrorAs(t, err, &declined)
-	require.Equal(t, t.Context(), ctx)
+	require.Equal(t, err, context.Cause(ctx))
 	require.Equal(t, relock.DeclinedError{Name: "a", Reply: "one"}, *declined)
 	require.NotContains(t, err.Error(), "one", "the reply is data")
 	require.NoError(t, section.Err())

@@ -198,7 +198,7 @@ func TestAHoldThatReplicasDoNotConfirmIsUndone(t *testing.T) {
 				require.NotErrorIs(t, err, other)
 			}
 			require.ErrorContains(t, err, "0 of 1 within 100ms")
-			require.Equal(t, t.Context(), ctx)
+			require.Equal(t, err, context.Cause(ctx))
 			w.RequireTokensOnly()
 		}
 		for _, e := range stage.EventsOf[event.AcquireFinished](&r) {

@@ -24,7 +24,7 @@ func RequireInvalid(t *testing.T, m *Member, l *relock.Lock) {
 	for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Second)} {
 		got, lockErr := lock(ctx)
 		require.Equal(t, err, lockErr)
-		require.Equal(t, ctx, got)
+		require.Equal(t, err, context.Cause(got))
 	}
 	run := func(context.Context) error { return errors.New("the function has run") }
 	_, stateErr := l.State(ctx)

@@ -52,7 +52,7 @@ func reader(ctx context.Context, rw *relock.RWLock) error {
 }
 
 func ignoresTheError(ctx context.Context, l *relock.Lock) {
-	section, _ := l.Lock(ctx) // want `the error is dropped, so the work goes on without the lock where l.Lock\(ctx\) fails; write section, err := l.Lock\(ctx\), and check err`
+	section, _ := l.Lock(ctx) // want `the error is dropped, so the work gets a context that has ended where l.Lock\(ctx\) fails, and nobody says why; write section, err := l.Lock\(ctx\), and check err`
 	_ = work(section)
 }
 
