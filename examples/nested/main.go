@@ -156,7 +156,7 @@ func together(ctx context.Context, shop *orders) error {
 
 		// This is the context from before the section: the mistake to look for if a nested call waits
 		// for ever.
-		_, err = lock.TryLockFor(ctx, 20*time.Millisecond)
+		_, err = lock.TryLockFor(ctx, time.Second)
 		var locked *relock.LockedError
 		if !errors.As(err, &locked) {
 			return fmt.Errorf("TryLockFor with another context: %w", orNil(err))

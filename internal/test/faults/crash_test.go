@@ -107,7 +107,7 @@ func TestAGrantToAStoppedWaiterCostsItsLeaseAndIsNotBelievedLater(t *testing.T) 
 }
 
 func TestAServerThatComesBackEmptyServesItsWaiters(t *testing.T) {
-	const ttl = 900 * time.Millisecond
+	const ttl = 6 * time.Second
 	w := stage.OnOwn(t)
 	l := w.Peer(relock.WithTTL(ttl)).NewLock("a")
 	section := w.Enter(t.Context(), l)
