@@ -54,7 +54,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	prefix := "relock-seckill:" + rand.Text()[:8] + ":"
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
-	bounded, cancel := context.WithTimeout(ctx, time.Minute)
+	bounded, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	err = sale(bounded, out, options, prefix)
 	if err == nil {
@@ -88,7 +88,7 @@ func sale(ctx context.Context, out io.Writer, options *redis.Options, prefix str
 	clicks := c.rush(ctx, shops)
 	fmt.Fprintf(out, "%d buyers, %d clicks at %d instances, %d items: %d sold, %d buyers are told it is sold out, in %s\n",
 		buyers, clicks, instances, inStock, len(c.orders), len(c.soldOut), time.Since(began).Round(time.Millisecond))
-	fmt.Fprintf(out, "%d clicks found the queue full, and were told at once that the shop is busy\n", c.busy)
+	fmt.Fprintf(out, "%d clicks found the shop busy, and were told so at once\n", c.busy)
 	c.replays = 0
 	c.again(ctx, shops)
 	fmt.Fprintf(out, "all who have an order click again: %d get the order they have\n", c.replays)
@@ -121,12 +121,13 @@ func (c *counts) again(ctx context.Context, shops []*shop) {
 	wg.Wait()
 }
 
-// click clicks, and while the shop is busy clicks again, after longer and longer pauses: without
-// them the clicks that are refused would take all the time of Redis.
+// click clicks until the shop has an answer, also where a click has had an error: with package once a
+// second click does no harm. The pauses grow, as clicks without them would take all the time of
+// Redis.
 func (c *counts) click(ctx context.Context, s *shop, user string) {
 	pause, busy := 100*time.Millisecond, 0
 	o, replayed, err := s.buy(ctx, user)
-	for ; errors.Is(err, errBusy); o, replayed, err = s.buy(ctx, user) {
+	for ; err != nil && !errors.Is(err, errSoldOut) && ctx.Err() == nil; o, replayed, err = s.buy(ctx, user) {
 		busy++
 		select {
 		case <-time.After(pause/2 + mathrand.N(pause)):

@@ -18,7 +18,7 @@ import (
 func TestTheSaleOnAServer(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis")
 	server := redistest.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, server.URL()), "%s", &out)
