@@ -137,7 +137,7 @@ func TestAWaitForARowInMariaDBEndsWithItsAttempt(t *testing.T) {
 	d := &rig{t, mariadb(t)}
 	s := d.pool(t, 4)
 	var asks, others atomic.Int64
-	d.proxy.watch(func(up bool, data []byte) bool {
+	d.proxy.Watch(func(up bool, data []byte) bool {
 		switch {
 		case !up || !bytes.Contains(data, []byte("FOR UPDATE")):
 		case bytes.Contains(data, []byte("WAIT 1 ")):
@@ -150,7 +150,7 @@ func TestAWaitForARowInMariaDBEndsWithItsAttempt(t *testing.T) {
 	const ttl = 1500 * time.Millisecond // its attempts last for half a second
 	_, err := s.Try(t.Context(), ask(ttl))
 	require.NoError(t, err)
-	d.proxy.watch(nil)
+	d.proxy.Watch(nil)
 	require.Positive(t, asks.Load())
 	require.Zero(t, others.Load())
 }
@@ -176,7 +176,7 @@ func TestOneWaiterKeepsThePlacesOfAllWaitersOfItsName(t *testing.T) {
 		}
 		var packets atomic.Int64
 		if d.listens {
-			d.proxy.watch(func(up bool, _ []byte) bool {
+			d.proxy.Watch(func(up bool, _ []byte) bool {
 				if up {
 					packets.Add(1)
 				}
@@ -297,14 +297,14 @@ func TestCommandsSendFewStatements(t *testing.T) {
 		require.NoError(t, s.Release(t.Context(), try(t, s, ask(time.Minute))))
 		count := func(do func()) int64 {
 			var packets atomic.Int64
-			d.proxy.watch(func(up bool, _ []byte) bool {
+			d.proxy.Watch(func(up bool, _ []byte) bool {
 				if up {
 					packets.Add(1)
 				}
 				return false
 			})
 			do()
-			d.proxy.watch(nil)
+			d.proxy.Watch(nil)
 			return packets.Load()
 		}
 		got := map[string]int64{}

@@ -23,6 +23,7 @@ import (
 	_ "modernc.org/sqlite" // the driver sqlite
 
 	"github.com/go-relock/relock/internal/test/dbtest"
+	"github.com/go-relock/relock/internal/test/tcptest"
 	relocksql "github.com/go-relock/relock/store/sql"
 	"github.com/go-relock/relock/store/sql/pglisten"
 )
@@ -46,9 +47,9 @@ type database struct {
 	kind    string
 	dialect relocksql.Dialect
 	driver  string
-	source  string // past the proxy
-	through string // through the proxy
-	proxy   *proxy // nil: SQLite has no server
+	source  string         // past the proxy
+	through string         // through the proxy
+	proxy   *tcptest.Proxy // nil: SQLite has no server
 	listens bool
 	db      *sql.DB // past the proxy
 }
@@ -116,8 +117,8 @@ func mysqlSource(t testing.TB) string {
 // behindProxy puts a proxy before the server.
 func (d *database) behindProxy(t testing.TB) *database {
 	t.Helper()
-	d.proxy = newProxy(t, address.FindString(d.source))
-	d.through = address.ReplaceAllString(d.source, d.proxy.address())
+	d.proxy = tcptest.NewProxy(t, address.FindString(d.source))
+	d.through = address.ReplaceAllString(d.source, d.proxy.Address())
 	return d
 }
 
@@ -200,8 +201,8 @@ func (d *database) store(t testing.TB, options ...relocksql.Option) *relocksql.S
 func (d *database) interrupt(t testing.TB) (restore func()) {
 	t.Helper()
 	if d.proxy != nil {
-		d.proxy.freeze()
-		return d.proxy.thaw
+		d.proxy.Stall()
+		return d.proxy.Resume
 	}
 	conn, err := d.db.Conn(t.Context())
 	require.NoError(t, err)

@@ -1,23 +1,16 @@
 package relocksql_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
-	"fmt"
-	"io"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/bound"
-	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
 	relocksql "github.com/go-relock/relock/store/sql"
 )
@@ -37,9 +30,9 @@ func servers(t *testing.T, test func(d *rig)) {
 
 // cutFrom makes the proxy lose the n-th packet of the server, and all packets behind it. lost says
 // whether a packet was lost.
-func (p *proxy) cutFrom(n int) (lost func() bool) {
+func (d *database) cutFrom(n int) (lost func() bool) {
 	var packets atomic.Int64
-	p.watch(func(up bool, _ []byte) bool { return !up && packets.Add(1) > int64(n) })
+	d.proxy.Watch(func(request bool, _ []byte) bool { return !request && packets.Add(1) > int64(n) })
 	return func() bool { return packets.Load() > int64(n) }
 }
 
@@ -66,11 +59,11 @@ func TestACommandThatLosesItsConnectionAnywhereSaysSo(t *testing.T) {
 					l = try(t, past, ask(time.Minute))
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-				lost := d.proxy.cutFrom(n)
+				lost := d.cutFrom(n)
 				err := call(ctx, l, a)
 				cancel()
-				d.proxy.watch(nil)
-				d.proxy.cut()
+				d.proxy.Watch(nil)
+				d.proxy.Cut()
 				state, lookErr := past.Look(t.Context(), a)
 				require.NoError(t, lookErr)
 				switch {
@@ -99,17 +92,15 @@ func (d *database) past(t testing.TB) *relocksql.Store {
 }
 
 // loseCommit makes the proxy lose the next reply to a COMMIT, and send last in its place.
-func (p *proxy) loseCommit(t testing.TB, last []byte) {
+func (d *database) loseCommit(t testing.TB, last []byte) {
 	t.Helper()
 	var seen, done atomic.Bool
-	p.mu.Lock()
-	p.last = last
-	p.mu.Unlock()
-	p.watch(func(up bool, data []byte) bool {
-		if up && bytes.Contains(data, []byte("COMMIT")) && !bytes.Contains(data, []byte("READ COMMITTED")) {
+	d.proxy.Farewell(last)
+	d.proxy.Watch(func(request bool, data []byte) bool {
+		if request && bytes.Contains(data, []byte("COMMIT")) && !bytes.Contains(data, []byte("READ COMMITTED")) {
 			seen.Store(true)
 		}
-		return !up && seen.Load() && done.CompareAndSwap(false, true)
+		return !request && seen.Load() && done.CompareAndSwap(false, true)
 	})
 	t.Cleanup(func() { require.True(t, done.Load(), "no reply was lost") })
 }
@@ -127,17 +118,17 @@ func TestACommandAfterALostReplyHasTheEffectOfOne(t *testing.T) {
 		t := d.T
 		s, past := d.store(t), d.past(t)
 		for _, last := range [][]byte{nil, shutdowns[d.kind]} {
-			d.proxy.loseCommit(t, last)
+			d.loseCommit(t, last)
 			l := try(t, s, ask(time.Minute))
 			state, err := past.Look(t.Context(), l.Ask)
 			require.NoError(t, err)
 			require.Equal(t, l.ID, state.Owner)
 			require.Equal(t, 1, state.Count)
-			d.proxy.loseCommit(t, last)
+			d.loseCommit(t, last)
 			err = s.Release(t.Context(), l)
 			require.ErrorIs(t, err, store.ErrGone)
 			require.ErrorIs(t, err, store.ErrUnsure)
-			d.proxy.watch(nil)
+			d.proxy.Watch(nil)
 			require.Zero(t, d.alive(t))
 		}
 	})
@@ -149,7 +140,7 @@ func TestAHoldHasTheRowOfItsName(t *testing.T) {
 	d.through += "&default_query_exec_mode=exec" // each packet has the text of its statement
 	s := d.store(t)
 	var made, deleted atomic.Bool
-	d.proxy.watch(func(up bool, data []byte) bool {
+	d.proxy.Watch(func(up bool, data []byte) bool {
 		switch {
 		case up && bytes.Contains(data, []byte("INSERT INTO relock_locks")) && made.CompareAndSwap(false, true):
 			_, err := d.db.ExecContext(t.Context(), "INSERT INTO relock_locks VALUES ('orders', 0, 0, 0, 0)")
@@ -177,7 +168,7 @@ func TestAWaiterOutlivesItsConnections(t *testing.T) {
 				return d.count(t, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()") > 0
 			}, 10*time.Second, 10*time.Millisecond)
 		}
-		d.proxy.cut()
+		d.proxy.Cut()
 		require.NoError(t, past.Release(t.Context(), l))
 		l = w.get(t, 10*time.Second)
 		require.NoError(t, s.Release(t.Context(), l))
@@ -191,11 +182,11 @@ func TestAWaiterFindsItsGrantAfterASilence(t *testing.T) {
 		s, past := d.store(t), d.past(t)
 		l := try(t, past, ask(time.Minute))
 		w := wait(t, s, ask(time.Minute))
-		d.proxy.freeze()
+		d.proxy.Stall()
 		require.NoError(t, past.Release(t.Context(), l))
 		<-time.After(300 * time.Millisecond)
-		d.proxy.cut()
-		d.proxy.thaw()
+		d.proxy.Cut()
+		d.proxy.Resume()
 		l = w.get(t, 10*time.Second)
 		require.NoError(t, s.Release(t.Context(), l))
 	})
@@ -209,9 +200,9 @@ func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
 	s, past := d.store(t), d.past(t)
 	l := try(t, past, ask(time.Minute))
 	var stopped atomic.Bool
-	d.proxy.watch(func(up bool, data []byte) bool {
+	d.proxy.Watch(func(up bool, data []byte) bool {
 		if up && bytes.Contains(data, []byte("relock_holds")) && stopped.CompareAndSwap(false, true) {
-			d.proxy.freeze() // the row of the name is locked
+			d.proxy.Stall() // the row of the name is locked
 		}
 		return false
 	})
@@ -219,71 +210,12 @@ func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _, _ = s.Try(ctx, ask(time.Minute)) }()
 	require.Eventually(t, stopped.Load, 30*time.Second, time.Millisecond)
-	d.proxy.freeze()
+	d.proxy.Stall()
 	begun := time.Now()
 	require.NoError(t, past.Release(t.Context(), l))
 	require.Less(t, time.Since(begun), bound.Of(15*time.Second))
 	cancel()
 	<-done
-}
-
-func init() { redistest.RegisterChild("holder", holderChild) }
-
-// holderChild is a process that locks, says so, and waits to be killed.
-func holderChild(args []string, _ *bufio.Reader, out io.Writer) {
-	number, _ := strconv.Atoi(args[1])
-	db, err := sql.Open(args[0], args[2])
-	if err == nil {
-		var s *relocksql.Store
-		if s, err = relocksql.New(db, relocksql.Dialect(number)); err == nil {
-			var c *relock.Client
-			if c, err = relock.Open(s, relock.WithTTL(time.Second)); err == nil {
-				_, err = c.NewLock("orders").Lock(context.Background())
-			}
-		}
-	}
-	fmt.Fprintln(out, "locked", err)
-	select {}
-}
-
-func child(t testing.TB, d *database) *redistest.Process {
-	t.Helper()
-	return redistest.Child(t, "holder", d.driver, strconv.Itoa(int(d.dialect)), d.source)
-}
-
-func TestTheLockOfAKilledProcessIsFreeAfterItsLease(t *testing.T) {
-	t.Parallel()
-	onEach(t, func(d *rig) {
-		t := d.T
-		s := d.store(t)
-		p := child(t, d.database)
-		require.Equal(t, "<nil>", p.Expect("locked ", 20*time.Second))
-		w := wait(t, s, ask(time.Minute))
-		p.Kill()
-		l := w.get(t, 30*time.Second)
-		require.NoError(t, s.Release(t.Context(), l))
-	})
-}
-
-// A process is killed in the queue. The lock goes to the process, and behind its lease to the next
-// waiter, which looks at the lock every few seconds.
-func TestAKilledProcessInTheQueueIsPassedOver(t *testing.T) {
-	t.Parallel()
-	onEach(t, func(d *rig) {
-		t := d.T
-		s := d.store(t)
-		l := try(t, s, ask(time.Minute))
-		p := child(t, d.database)
-		require.Eventually(t, func() bool {
-			state, err := s.Look(t.Context(), l.Ask)
-			return err == nil && state.Waiters == 1
-		}, 20*time.Second, 10*time.Millisecond)
-		w := wait(t, s, ask(time.Minute))
-		p.Kill()
-		require.NoError(t, s.Release(t.Context(), l))
-		l = w.get(t, 10*time.Second)
-		require.NoError(t, s.Release(t.Context(), l))
-	})
 }
 
 // A hand-over sends as many packets to the server with 64 waiters as with one.
@@ -299,7 +231,7 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 		fewest := int64(1000) // a waiter may renew its place in between
 		for _, w := range line[:3] {
 			var up atomic.Int64
-			d.proxy.watch(func(to bool, _ []byte) bool {
+			d.proxy.Watch(func(to bool, _ []byte) bool {
 				if to {
 					up.Add(1)
 				}
@@ -309,7 +241,7 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 			l = w.get(t, 30*time.Second)
 			fewest = min(fewest, up.Load())
 		}
-		d.proxy.watch(nil)
+		d.proxy.Watch(nil)
 		for _, w := range line[3:] {
 			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)

@@ -1,7 +1,6 @@
 package relocksql_test
 
 import (
-	"database/sql"
 	"net/url"
 	"testing"
 	"time"
@@ -59,38 +58,13 @@ func TestStoreBehindAPoolerKeepsThePromisesOfStores(t *testing.T) {
 	})
 }
 
-// Two clients lock behind a pooler with one connection. Both session locks are granted, and a lease
-// is refused to the second client.
-func TestAPoolerBreaksSessionLocksAndKeepsLeases(t *testing.T) {
-	d := pooled(t, 1, "transaction")
-	first, second := d.open(t, d.through), d.open(t, d.through)
-	var got bool
-	for range 2 {
-		require.NoError(t, first.QueryRowContext(t.Context(), "SELECT pg_try_advisory_lock(42)").Scan(&got))
-		require.True(t, got)
-		first, second = second, first
-	}
-	var busy *store.Busy
-	for i, db := range []*sql.DB{first, second} {
-		s, err := relocksql.New(db, d.dialect, relocksql.WithListener(pglisten.New(d.source)))
-		require.NoError(t, err)
-		defer func() { require.NoError(t, s.Close()) }()
-		_, err = s.Try(t.Context(), ask(time.Minute))
-		if i == 0 {
-			require.NoError(t, err)
-		} else {
-			require.ErrorAs(t, err, &busy)
-		}
-	}
-}
-
 // The pooler loses its server behind a COMMIT, and answers with an error of its own.
 func TestACommitThatThePoolerLosesIsUnsure(t *testing.T) {
 	d := pooled(t, 1, "transaction")
 	s, err := relocksql.New(d.open(t, d.through), d.dialect)
 	require.NoError(t, err)
 	l := try(t, s, ask(time.Minute))
-	d.proxy.loseCommit(t, nil)
+	d.loseCommit(t, nil)
 	err = s.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)

@@ -2,9 +2,7 @@ package relocksql_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -39,32 +37,6 @@ func TestLocksKeepTheirPromisesWithAnySessionDefault(t *testing.T) {
 			})
 		}
 	})
-}
-
-// The server turns autocommit off in each session of a user without the right SUPER.
-func TestLocksKeepTheirPromisesWithInitConnect(t *testing.T) {
-	t.Parallel()
-	d := &rig{t, mariadb(t)}
-	var name string
-	require.NoError(t, d.db.QueryRowContext(t.Context(), "SELECT DATABASE()").Scan(&name))
-	for _, statement := range []string{
-		"CREATE USER app@'%'", "GRANT SELECT, INSERT, UPDATE, DELETE ON " + name + ".* TO app@'%'",
-		"SET GLOBAL init_connect = 'SET autocommit=0'",
-	} {
-		_, err := d.db.ExecContext(t.Context(), statement)
-		require.NoError(t, err)
-	}
-	t.Cleanup(func() {
-		_, err := d.db.ExecContext(context.WithoutCancel(t.Context()), "SET GLOBAL init_connect = ''")
-		_, dropErr := d.db.ExecContext(context.WithoutCancel(t.Context()), "DROP USER app@'%'")
-		require.NoError(t, errors.Join(err, dropErr))
-	})
-	d.through = strings.Replace(d.through, "root@", "app@", 1)
-	db := d.open(t, d.through)
-	var on bool
-	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT @@autocommit").Scan(&on))
-	require.False(t, on)
-	d.story("")
 }
 
 // story is the life of some locks in a pool of a few connections. Another store looks on.

@@ -81,32 +81,6 @@ func (w *waiter) get(t testing.TB, within time.Duration) store.Lease {
 	return w.lease
 }
 
-func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
-	onEach(t, func(d *rig) {
-		t := d.T
-		stores := []*relocksql.Store{d.store(t), d.store(t), d.store(t), d.store(t)}
-		l := try(t, stores[0], ask(time.Minute))
-		var line []*waiter
-		for i := range 24 { // more than a transaction reads at once
-			line = append(line, wait(t, stores[i%4], ask(time.Minute)))
-		}
-		told := 0
-		for i, w := range line {
-			require.NoError(t, stores[0].Release(t.Context(), l))
-			l = w.get(t, 30*time.Second)
-			if l.Woken == store.WakeGrant { // otherwise its listener has just connected, and it has asked once more
-				told++
-			}
-			state, err := stores[1].Look(t.Context(), l.Ask)
-			require.NoError(t, err)
-			require.Equal(t, l.ID, state.Owner)
-			require.Equal(t, len(line)-1-i, state.Waiters)
-		}
-		require.Greater(t, told, len(line)/2)
-		require.NoError(t, stores[0].Release(t.Context(), l))
-	})
-}
-
 func TestPostgreSQLPollsWithoutAListener(t *testing.T) {
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithPoll(time.Millisecond, 50*time.Millisecond)), d.store(t)
@@ -121,32 +95,6 @@ func TestPostgreSQLPollsWithoutAListener(t *testing.T) {
 		require.Less(t, w.at.Sub(released), beatAtLeast)
 		require.NoError(t, s.Release(t.Context(), l))
 	}
-}
-
-func TestManyReadersBehindAWriterEnterTogether(t *testing.T) {
-	onEach(t, func(d *rig) {
-		t := d.T
-		s := d.store(t)
-		reader := func() store.Ask {
-			a := ask(time.Minute)
-			a.Kind, a.Limit = store.ReadWrite, store.Unlimited
-			return a
-		}
-		writer := ask(time.Minute)
-		writer.Kind = store.ReadWrite
-		l := try(t, s, writer)
-		var line []*waiter
-		for range 20 {
-			line = append(line, wait(t, s, reader()))
-		}
-		require.NoError(t, s.Release(t.Context(), l))
-		for _, w := range line {
-			w.get(t, 30*time.Second)
-		}
-		for _, w := range line {
-			require.NoError(t, s.Release(t.Context(), w.lease))
-		}
-	})
 }
 
 // A renewal and the end of the lease meet again and again. A confirmed renewal keeps others out for
@@ -399,14 +347,14 @@ func TestAListenerThatCannotConnectIsReplacedByAPoll(t *testing.T) {
 		line = append(line, wait(t, s, ask(time.Minute)))
 	}
 	var packets atomic.Int64
-	d.proxy.watch(func(up bool, _ []byte) bool {
+	d.proxy.Watch(func(up bool, _ []byte) bool {
 		if up {
 			packets.Add(1)
 		}
 		return false
 	})
 	<-time.After(time.Second)
-	d.proxy.watch(nil)
+	d.proxy.Watch(nil)
 	t.Logf("%d packets in a second", packets.Load())
 	require.Positive(t, packets.Load())
 	require.Less(t, packets.Load(), int64(100))

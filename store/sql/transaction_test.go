@@ -1,12 +1,8 @@
 package relocksql_test
 
 import (
-	"context"
 	"database/sql"
-	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -163,64 +159,4 @@ func TestTransactionsCleanAfterManyNewNames(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return d.count(t, "SELECT count(*) FROM relock_locks WHERE name = 'old'") == 0
 	}, 10*time.Second, 10*time.Millisecond)
-}
-
-// Transactions and sections add to one number, each after a look at it.
-func TestTransactionsAndSectionsExcludeEachOther(t *testing.T) {
-	onEach(t, func(d *rig) {
-		d.leavesNothing(d)
-		const each, rounds = 3, 10
-		s := d.store(d)
-		client, err := relock.Open(s)
-		require.NoError(d, err)
-		defer client.Close()
-		lock := client.NewLock("orders")
-		var inside, clashes, done atomic.Int64
-		visit := func() {
-			if inside.Add(1) != 1 {
-				clashes.Add(1)
-			}
-			<-time.After(time.Millisecond)
-			inside.Add(-1)
-			done.Add(1)
-		}
-		inTransaction := func() error {
-			tx, err := d.db.BeginTx(d.Context(), nil)
-			if err != nil {
-				return err
-			}
-			if err := s.LockTx(d.Context(), tx, "orders"); err != nil {
-				return errors.Join(err, tx.Rollback())
-			}
-			visit()
-			return tx.Commit()
-		}
-		var group sync.WaitGroup
-		for range each {
-			group.Go(func() {
-				for range rounds {
-					err := lock.Do(d.Context(), func(context.Context) error { visit(); return nil })
-					if err != nil {
-						d.Errorf("section: %v", err)
-					}
-				}
-			})
-			group.Go(func() {
-				for begun := time.Now(); ; { // refused while a section is in, or in SQLite another writer
-					err := inTransaction()
-					if err == nil {
-						return
-					}
-					if time.Since(begun) > 30*time.Second {
-						d.Error(fmt.Errorf("transaction: %w", err))
-						return
-					}
-					<-time.After(5 * time.Millisecond)
-				}
-			})
-		}
-		group.Wait()
-		require.Zero(d, clashes.Load(), "two were inside at one moment")
-		require.EqualValues(d, each*rounds+each, done.Load())
-	})
 }

@@ -24,6 +24,8 @@ type Proxy struct {
 	passes int               // so many answers pass before that
 	lost   chan struct{}     // closed when an answer is thrown away; nil: nobody asks
 	delay  time.Duration     // of each way
+	watch  func(request bool, data []byte) (cut bool)
+	last   []byte // of Farewell
 	closed bool
 
 	close func()
@@ -128,6 +130,21 @@ func (p *Proxy) loses() bool {
 	return true
 }
 
+// Watch sets a function that sees all bytes, of requests and of answers, and cuts a connection by
+// returning true. nil ends that.
+func (p *Proxy) Watch(watch func(request bool, data []byte) (cut bool)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.watch = watch
+}
+
+// Farewell sets the bytes that a client reads in place of an answer at which Watch cuts.
+func (p *Proxy) Farewell(last []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last = last
+}
+
 // Cut closes all connections, and ends a LoseAnswers: no connection goes on behind a hole.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
@@ -194,7 +211,13 @@ func (p *Proxy) copy(to, from net.Conn, answers bool) {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
-		p.pass()
+		watch, last := p.pass()
+		if n > 0 && watch != nil && watch(!answers, buffer[:n]) {
+			if answers {
+				_, _ = to.Write(last)
+			}
+			return
+		}
 		if n > 0 && !(answers && p.loses()) {
 			if _, err := to.Write(buffer[:n]); err != nil && !(answers && p.isHalf()) {
 				return
@@ -209,10 +232,11 @@ func (p *Proxy) copy(to, from net.Conn, answers bool) {
 	}
 }
 
-// pass waits while bytes are held back.
-func (p *Proxy) pass() {
+// pass waits while bytes are held back. It returns what Watch and Farewell have set.
+func (p *Proxy) pass() (watch func(request bool, data []byte) (cut bool), last []byte) {
 	p.mu.Lock()
 	open, delay := p.open, p.delay
+	watch, last = p.watch, p.last
 	select {
 	case <-open:
 	default:
@@ -226,4 +250,5 @@ func (p *Proxy) pass() {
 		<-time.After(delay)
 	}
 	<-open
+	return watch, last
 }
