@@ -8,7 +8,7 @@ import (
 )
 
 // breaking turns a history without a broken promise into a history with a broken promise. Broken
-// histories, made-up and recorded, show that Check works.
+// histories, recorded ones, show that Check works.
 type breaking struct {
 	name string
 	do   func(b *breaker) bool // false: the history has no place for the break
