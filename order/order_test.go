@@ -372,20 +372,3 @@ func TestAnOrderThatIsKnownCostsNothing(t *testing.T) {
 		})
 	}
 }
-
-func BenchmarkKnownOrder(b *testing.B) {
-	checker := order.Checker{Report: func(err error) { b.Error(err) }}
-	hooks := checker.Hooks()
-	client, err := relock.Open(mem.New(), relock.WithHooks(hooks))
-	require.NoError(b, err)
-	defer client.Close()
-	outer := client.NewLock("order:1")
-	section, err := outer.Lock(b.Context())
-	require.NoError(b, err)
-	defer outer.Unlock(section)
-	require.NoError(b, client.NewLock("stock:1").Do(section, func(context.Context) error { return nil }))
-	b.ReportAllocs()
-	for b.Loop() { // the hooks alone, without the store
-		hooks.Trace(event.AcquireStarted{Context: section, Name: "stock:1", Mode: event.ModeExclusive, Waits: true})
-	}
-}
