@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/once"
 )
 
@@ -126,53 +125,6 @@ func TestEveryPeriodHasOneRunWhileProcessesDie(t *testing.T) {
 	t.Logf("%d periods had a run, of which %d were cut off", len(seen), l.cut)
 	require.Zero(t, missed)
 	require.Greater(t, len(seen), 5)
-}
-
-func TestEveryCatchesUp(t *testing.T) {
-	const period = 100 * time.Millisecond
-	r := newRig(t)
-	p := r.process()
-	run := func(n int, length time.Duration) *ledger {
-		l := newLedger()
-		ctx, cancel := context.WithTimeout(t.Context(), length)
-		defer cancel()
-		err := once.Every(ctx, p.Once, "job", period, func(_ context.Context, tick once.Tick) { l.begin(tick); l.end(tick) }, once.CatchUp(n))
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		l.requireOnce(t)
-		return l
-	}
-	before := run(5, 3*period).periods()
-	require.LessOrEqual(t, len(before), 4, "nothing from before the first call")
-	<-time.After(4 * period) // nobody is there
-	after := run(5, 2*period).periods()
-	require.Equal(t, period, after[0].Sub(before[len(before)-1]), "no period is missed")
-	for i := 1; i < len(after); i++ {
-		require.Equal(t, period, after[i].Sub(after[i-1]))
-	}
-	<-time.After(8 * period)
-	late := run(2, period/2).periods()
-	require.GreaterOrEqual(t, late[0].Sub(after[len(after)-1]), 5*period, "at most two are caught up")
-}
-
-func TestEveryGoesOnBehindAnOutage(t *testing.T) {
-	const period = 50 * time.Millisecond
-	r, l := newRig(t), newLedger()
-	p := r.process()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- once.Every(ctx, p.Once, "job", period, func(_ context.Context, tick once.Tick) { l.begin(tick); l.end(tick) })
-	}()
-	runs := func() int { return len(l.periods()) }
-	redistest.Eventually(t, 10*time.Second, func() bool { return runs() > 2 }, "it runs")
-	p.faults.Partition()
-	redistest.Eventually(t, 10*time.Second, func() bool { return p.retried.Load() > 0 }, "it says that Redis is away")
-	p.faults.Heal()
-	n := runs()
-	redistest.Eventually(t, 10*time.Second, func() bool { return runs() > n+2 }, "it runs again")
-	cancel()
-	require.ErrorIs(t, <-ended, context.Canceled)
-	l.requireOnce(t)
 }
 
 func TestEveryRefusesAWrongSchedule(t *testing.T) {

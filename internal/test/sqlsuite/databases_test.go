@@ -18,10 +18,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if kind := os.Getenv(childKind); kind != "" {
-		onceChild(kind)
-		return
-	}
 	os.Exit(dbtest.Main(m))
 }
 

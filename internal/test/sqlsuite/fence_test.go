@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/fence"
-	"github.com/go-relock/relock/once/sql"
 )
 
 // blocked is how long a statement that waits for another transaction is watched.
@@ -52,26 +51,6 @@ func TestATableThatDoesNotKeepItsTokenIsAnError(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorContains(t, t.write(t.fences, "orders", 8), "keeps token 7")
 	})
-}
-
-func TestManyProcessesCreateTheTablesAtOnce(t *testing.T) {
-	for _, d := range databases {
-		t.Run(d.kind, func(t *testing.T) {
-			source := d.source(t)
-			for _, create := range []func(db *sql.DB) error{
-				func(db *sql.DB) error { return fence.SQL(d.dialect).Create(t.Context(), db) },
-				func(db *sql.DB) error { return oncesql.New(db, d.dialect).Create(t.Context()) },
-			} {
-				errs := make(chan error, 12)
-				for range cap(errs) {
-					db := open(t, d.driver, source)
-					require.NoError(t, db.PingContext(t.Context()))
-					defer func() { require.NoError(t, <-errs) }()
-					go func() { errs <- create(db) }()
-				}
-			}
-		})
-	}
 }
 
 func TestARefusalSaysWhatWasRefused(t *testing.T) {
