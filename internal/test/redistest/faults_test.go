@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -124,30 +123,6 @@ func TestDropReplyExecutesTheCommandAndBreaksTheConnection(t *testing.T) {
 	}
 }
 
-func TestGoRedisResendsAfterALostReplySoTheServerCountsTwice(t *testing.T) {
-	f, rdb, plain := wired(t, func(o *redis.Options) { o.MaxRetries = 3 })
-	f.Once(redistest.Named("INCR"), redistest.DropReply(redistest.EOF))
-	require.NoError(t, rdb.Incr(t.Context(), "n").Err())
-	require.Equal(t, "2", get(t, plain, "n"))
-}
-
-func TestDropReplyInAPipelineDeliversWhatCameBefore(t *testing.T) {
-	f, rdb, plain := wired(t)
-	f.Once(redistest.Named("SET").And(redistest.WithArg("b")), redistest.DropReply(redistest.EOF))
-	cmds, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
-		for _, k := range []string{"a", "b", "c"} {
-			p.Set(t.Context(), k, k, 0)
-		}
-		return nil
-	})
-	require.ErrorIs(t, err, io.EOF)
-	require.Equal(t, "OK", cmds[0].(*redis.StatusCmd).Val(), "though go-redis gives every command the error")
-	require.Empty(t, cmds[1].(*redis.StatusCmd).Val())
-	redistest.Eventually(t, 30*time.Second, func() bool {
-		return slices.Equal(redistest.Keys(t, plain), []string{"a", "b", "c"})
-	}, "the whole pipeline was executed")
-}
-
 func TestCutBeforeKeepsTheCommandAndWhatFollowsFromTheServer(t *testing.T) {
 	for how, is := range map[redistest.Break]func(error) bool{
 		redistest.EOF:     func(err error) bool { return errors.Is(err, io.EOF) },
@@ -185,52 +160,6 @@ func TestAHeldCommandRunsAfterItsClientGaveUp(t *testing.T) {
 	require.Empty(t, rule.Release(t), "nothing is held any more")
 }
 
-func TestAHeldCommandRunsAfterItsConnectionWasCut(t *testing.T) {
-	f, rdb, plain := wired(t)
-	rule := f.Once(redistest.Named("INCR"), redistest.Hold())
-	failed := make(chan error, 1)
-	go func() { failed <- rdb.Incr(context.Background(), "n").Err() }()
-	rule.WaitHits(t, 1)
-	f.Cut()
-	require.ErrorIs(t, <-failed, io.EOF)
-	require.Equal(t, []string{"1"}, rule.Release(t))
-	require.Equal(t, "1", get(t, plain, "n"))
-}
-
-func TestAHeldCommandCanBeReleasedInTime(t *testing.T) {
-	f, rdb, _ := wired(t, func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
-	rule := f.On(redistest.Named("INCR"), redistest.Hold())
-	got := make(chan int64, 1)
-	go func() { got <- rdb.Incr(context.Background(), "n").Val() }()
-	rule.WaitHits(t, 1)
-	require.Equal(t, []string{"1"}, rule.Release(t))
-	require.Equal(t, int64(1), <-got)
-}
-
-func TestWhatFollowsAHeldCommandOnItsConnectionWaitsBehindIt(t *testing.T) {
-	f, rdb, plain := wired(t)
-	rule := f.Once(redistest.WithArg("b"), redistest.Hold())
-	_, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
-		for _, k := range []string{"a", "b", "c"} {
-			p.Set(t.Context(), k, k, 0)
-		}
-		return nil
-	})
-	require.Error(t, err)
-	require.Equal(t, []string{"a"}, redistest.Keys(t, plain))
-	require.Equal(t, []string{"OK"}, rule.Release(t))
-	redistest.Eventually(t, 30*time.Second, func() bool { return len(redistest.Keys(t, plain)) == 3 }, "c was sent too")
-}
-
-func TestCloseThrowsAwayWhatIsHeld(t *testing.T) {
-	f, rdb, plain := wired(t)
-	f.Once(redistest.Named("INCR"), redistest.Hold())
-	require.Error(t, rdb.Incr(t.Context(), "n").Err())
-	f.Close()
-	require.Empty(t, get(t, plain, "n"))
-	require.ErrorIs(t, rdb.Ping(t.Context()).Err(), net.ErrClosed)
-}
-
 func TestADuplicatedCommandRunsSeveralTimesAndAnswersOnce(t *testing.T) {
 	f, rdb, plain := wired(t)
 	ctx := t.Context()
@@ -243,58 +172,6 @@ func TestADuplicatedCommandRunsSeveralTimesAndAnswersOnce(t *testing.T) {
 	require.Equal(t, int64(6), rdb.Incr(ctx, "n").Val())
 	require.Equal(t, "6", get(t, plain, "n"))
 	require.Equal(t, 6, f.Commands("INCR"))
-}
-
-func TestDuplicatesInAPipelineLeaveEveryReplyInItsPlace(t *testing.T) {
-	f, rdb, _ := wired(t)
-	ctx := t.Context()
-	var i atomic.Int64
-	f.On(redistest.Any, redistest.DuplicateEach(func([]string) int { return int(i.Add(1)%3) + 1 }, redistest.Last))
-	for round := range 5 {
-		cmds, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for k := range 40 {
-				p.Set(ctx, fmt.Sprint(k), fmt.Sprint(round, k), 0)
-				p.Get(ctx, fmt.Sprint(k))
-				p.LRange(ctx, "none", 0, -1)
-			}
-			return nil
-		})
-		require.NoError(t, err)
-		for k := range 40 {
-			require.Equal(t, fmt.Sprint(round, k), cmds[3*k+1].(*redis.StringCmd).Val())
-		}
-	}
-}
-
-func TestDuplicatesOfSubscribeAndItsMessagesWorkInBothProtocols(t *testing.T) {
-	for _, protocol := range []int{2, 3} {
-		t.Run(fmt.Sprint("RESP", protocol), func(t *testing.T) {
-			f, rdb, plain := wired(t, func(o *redis.Options) { o.Protocol = protocol })
-			ctx := t.Context()
-			f.On(redistest.Any, redistest.Duplicate(2, redistest.Last))
-			sub := rdb.Subscribe(ctx, "a", "b")
-			defer sub.Close()
-			for _, want := range []string{"a", "b"} {
-				got, err := sub.Receive(ctx)
-				require.NoError(t, err)
-				require.Equal(t, want, got.(*redis.Subscription).Channel)
-			}
-			require.NoError(t, plain.Publish(ctx, "b", "hello").Err())
-			got, err := sub.ReceiveMessage(ctx)
-			require.NoError(t, err)
-			require.Equal(t, "hello", got.Payload)
-			require.NoError(t, sub.Ping(ctx))
-			pong, err := sub.Receive(ctx)
-			require.NoError(t, err)
-			require.IsType(t, &redis.Pong{}, pong)
-			require.NoError(t, sub.Unsubscribe(ctx, "a"))
-			gone, err := sub.Receive(ctx)
-			require.NoError(t, err)
-			require.Equal(t, "unsubscribe", gone.(*redis.Subscription).Kind)
-			_, pubsub := f.Conns()
-			require.Equal(t, 1, pubsub)
-		})
-	}
 }
 
 func TestAnAnswerReplacesTheCommandAndKeepsTheOrder(t *testing.T) {
@@ -391,51 +268,6 @@ func TestAPartitionIsSilentAndHealingDeliversWhatWasOnTheWay(t *testing.T) {
 	redistest.Eventually(t, 30*time.Second, func() bool { return rdb.Ping(t.Context()).Err() == nil }, "healed")
 }
 
-func TestAPartitionHidesTheEndOfAConnection(t *testing.T) {
-	redistest.NoGoroutineLeft(t, "redistest.(*conn)")
-	s := redistest.Start(t)
-	f := redistest.NewFaults()
-	defer f.Close()
-	raw, err := f.Dialer(nil)(t.Context(), "tcp", s.Addr())
-	require.NoError(t, err)
-	defer raw.Close()
-	f.Partition()
-	s.Kill()
-	_ = raw.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-	_, err = raw.Read(make([]byte, 1))
-	require.True(t, isTimeout(err), "%v", err)
-	_ = raw.SetReadDeadline(time.Now().Add(5 * time.Second))
-	go func() { f.Heal() }()
-	_, err = raw.Read(make([]byte, 1))
-	require.Error(t, err)
-	require.False(t, isTimeout(err), "%v", err)
-}
-
-func TestASettingOfTheDeadlineWakesAReadThatWaits(t *testing.T) {
-	s := redistest.Shared(t)
-	f := redistest.NewFaults()
-	defer f.Close()
-	raw, err := f.Dialer(nil)(t.Context(), "tcp", s.Addr())
-	require.NoError(t, err)
-	woken := make(chan error, 1)
-	go func() {
-		_, err := raw.Read(make([]byte, 1))
-		woken <- err
-	}()
-	require.NoError(t, raw.SetDeadline(time.Now().Add(20*time.Millisecond)))
-	require.True(t, isTimeout(<-woken))
-	go func() {
-		_ = raw.SetDeadline(time.Time{})
-		_, err := raw.Read(make([]byte, 1))
-		woken <- err
-	}()
-	require.NoError(t, raw.Close())
-	require.Error(t, <-woken)
-	require.Error(t, raw.Close())
-	_, err = raw.Write([]byte("*1\r\n$4\r\nPING\r\n"))
-	require.ErrorIs(t, err, net.ErrClosed)
-}
-
 func TestStallPubSubSilencesOnlySubscribersUntilHeal(t *testing.T) {
 	f, rdb, plain := wired(t)
 	ctx := t.Context()
@@ -452,19 +284,6 @@ func TestStallPubSubSilencesOnlySubscribersUntilHeal(t *testing.T) {
 	got, err := sub.ReceiveTimeout(ctx, time.Second)
 	require.NoError(t, err)
 	require.Equal(t, "late", got.(*redis.Message).Payload)
-}
-
-func TestAHalfOpenSubscriberStaysSubscribedAfterItsClientClosed(t *testing.T) {
-	f, rdb, plain := wired(t)
-	ctx := t.Context()
-	sub := rdb.Subscribe(ctx, "ch")
-	_, err := sub.Receive(ctx)
-	require.NoError(t, err)
-	f.StallPubSub()
-	require.NoError(t, sub.Close())
-	require.Equal(t, []string{"ch"}, redistest.Subscriptions(t, plain))
-	f.Heal()
-	redistest.Eventually(t, 30*time.Second, func() bool { return len(redistest.Subscriptions(t, plain)) == 0 }, "the end arrives")
 }
 
 func TestTheStallActionSilencesTheConnectionFromTheCommandOn(t *testing.T) {
@@ -495,24 +314,6 @@ func TestCutPubSubEndsOnlySubscribersAndGoRedisSubscribesAgain(t *testing.T) {
 		return pubsub == 1 && plain.Publish(ctx, "ch", "x").Val() == 1
 	}, "subscribed again")
 	require.Equal(t, "x", (<-messages).Payload)
-}
-
-func TestASubscriptionThatFailsLeavesTheRepliesInOrder(t *testing.T) {
-	f, rdb, plain := wired(t)
-	ctx := t.Context()
-	require.NoError(t, plain.Do(ctx, "ACL", "SETUSER", "narrow", "on", "nopass", "+@all", "allkeys", "resetchannels").Err())
-	t.Cleanup(func() { plain.Do(context.Background(), "ACL", "DELUSER", "narrow") })
-	cn := rdb.Conn()
-	defer cn.Close()
-	require.NoError(t, cn.Process(ctx, redis.NewCmd(ctx, "AUTH", "narrow", "x")))
-	f.On(redistest.Any, redistest.Duplicate(2, redistest.Last))
-	cmds, err := cn.Pipelined(ctx, func(p redis.Pipeliner) error {
-		p.Do(ctx, "SUBSCRIBE", "a", "b")
-		p.Echo(ctx, "after")
-		return nil
-	})
-	require.ErrorContains(t, err, "NOPERM")
-	require.Equal(t, "after", cmds[1].(*redis.StringCmd).Val())
 }
 
 func TestDelayAddsToEveryRoundTripButNotToEachCommandOfAPipeline(t *testing.T) {
@@ -555,84 +356,6 @@ func TestDelayAddsToEveryRoundTripButNotToEachCommandOfAPipeline(t *testing.T) {
 		began = time.Now()
 		return rdb.Ping(ctx).Err() == nil && time.Since(began) < delay
 	}, "the delay is over")
-}
-
-func TestACommandUnderWayWhenItsClientClosesStillArrives(t *testing.T) {
-	f, rdb, plain := wired(t)
-	require.NoError(t, rdb.Ping(t.Context()).Err())
-	f.DelayOneWay(60*time.Millisecond, 0)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	defer cancel()
-	require.True(t, isTimeout(rdb.Incr(ctx, "n").Err()))
-	require.Empty(t, get(t, plain, "n"))
-	redistest.Eventually(t, 30*time.Second, func() bool { return get(t, plain, "n") == "1" }, "it arrives")
-}
-
-func TestRulesCombine(t *testing.T) {
-	f, rdb, plain := wired(t)
-	hold := f.Once(redistest.Named("INCR"), redistest.Hold())
-	f.Once(redistest.Named("INCR"), redistest.Duplicate(3, redistest.Last))
-	require.Error(t, rdb.Incr(t.Context(), "n").Err())
-	require.Equal(t, []string{"3"}, hold.Release(t))
-	require.Equal(t, "3", get(t, plain, "n"))
-}
-
-func TestFaultsStandUseFromManyGoroutinesAtOnce(t *testing.T) {
-	f, rdb, _ := wired(t, func(o *redis.Options) { o.MaxRetries = 3; o.ReadTimeout = 100 * time.Millisecond })
-	ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
-	defer cancel()
-	var n atomic.Int64
-	every := func(k int64) redistest.Match {
-		return func([]string) bool { return n.Add(1)%k == 0 }
-	}
-	f.On(every(17), redistest.DropReply(redistest.EOF))
-	f.On(every(23), redistest.Duplicate(2, redistest.First))
-	f.On(every(31), redistest.CutBefore(redistest.Reset))
-	hold := f.On(every(101), redistest.Hold())
-	f.Delay(100 * time.Microsecond)
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				rdb.Incr(ctx, "n")
-				_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { p.Get(ctx, "n"); p.Incr(ctx, "n"); return nil })
-			}
-		})
-	}
-	wg.Go(func() {
-		sub := rdb.Subscribe(ctx, "a", "b")
-		defer sub.Close()
-		for ctx.Err() == nil {
-			_, _ = sub.ReceiveTimeout(ctx, 50*time.Millisecond)
-		}
-	})
-	for ctx.Err() == nil {
-		f.Partition()
-		time.Sleep(5 * time.Millisecond)
-		f.Heal()
-		hold.LetGo()
-		f.StallPubSub()
-		time.Sleep(5 * time.Millisecond)
-		f.Cut()
-		f.Heal()
-		time.Sleep(5 * time.Millisecond)
-	}
-	wg.Wait()
-	require.Positive(t, f.Commands("INCR"))
-}
-
-func TestAConnectionWithABlockedCommandEndsWhenThePartitionHeals(t *testing.T) {
-	f, rdb, plain := wired(t)
-	blocked := make(chan error, 1)
-	go func() { blocked <- rdb.BLPop(context.Background(), 0, "list").Err() }()
-	isBlocked := func() bool { return strings.Contains(plain.ClientList(t.Context()).Val(), "cmd=blpop") }
-	redistest.Eventually(t, 30*time.Second, isBlocked, "it blocks")
-	f.Partition()
-	require.NoError(t, rdb.Close())
-	require.Error(t, <-blocked)
-	require.True(t, isBlocked())
-	f.Heal()
-	redistest.Eventually(t, 30*time.Second, func() bool { return !isBlocked() }, "the server saw the end")
 }
 
 // Another protocol: nothing is known of its commands, and the faults of the network are the same.

@@ -100,12 +100,6 @@ func TestAServerAnswersAtItsAddressUntilTheTestEnds(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
 
-func TestTheSharedServerIsTheSameForAll(t *testing.T) {
-	first := redistest.Shared(t)
-	again := redistest.Shared(t)
-	require.Equal(t, first.Pid(), again.Pid())
-}
-
 func TestAPausedServerIsSilentAndExecutesLaterWhatItWasSent(t *testing.T) {
 	s := redistest.Start(t)
 	rdb := s.Client(func(o *redis.Options) { o.ReadTimeout = 50 * time.Millisecond; o.MaxRetries = -1 })
@@ -142,12 +136,6 @@ func TestAServerThatDiesByItselfFailsTheTest(t *testing.T) {
 	})
 	require.Len(t, fake.errors, 1)
 	require.Contains(t, fake.errors[0], "ended by itself")
-}
-
-func TestAServerWithABadArgumentFailsTheTestWithItsLog(t *testing.T) {
-	fake := failures(t, func(fake *fakeT) { redistest.Start(fake, "--no-such-thing", "1") })
-	require.Len(t, fake.errors, 1)
-	require.Contains(t, fake.errors[0], "no-such-thing")
 }
 
 func TestAMissingServerSkipsOrFailsAsTheEnvironmentSays(t *testing.T) {
@@ -206,56 +194,6 @@ func TestAChildThatFailsFailsTheTestUnlessItWasWaitedFor(t *testing.T) {
 	var exit *exec.ExitError
 	require.ErrorAs(t, c.Wait(10*time.Second), &exit)
 	require.Equal(t, 7, exit.ExitCode())
-}
-
-func TestALineThatDoesNotComeFailsTheTest(t *testing.T) {
-	fake := failures(t, func(fake *fakeT) { redistest.Child(fake, "echo").Expect("other", 10*time.Second) })
-	require.Len(t, fake.errors, 1)
-	fake = failures(t, func(fake *fakeT) {
-		c := redistest.Child(fake, "echo")
-		c.Line(10 * time.Second)
-		c.Line(10 * time.Millisecond)
-	})
-	require.Len(t, fake.errors, 1)
-	require.Contains(t, fake.errors[0], "no line came")
-	fake = failures(t, func(fake *fakeT) { redistest.Child(fake, "nobody") })
-	require.Contains(t, fake.errors[0], "nobody")
-}
-
-func TestEventuallyGivesUpWithItsMessage(t *testing.T) {
-	fake := failures(t, func(fake *fakeT) {
-		redistest.Eventually(fake, 5*time.Millisecond, func() bool { return false }, "the %s came", "end")
-	})
-	require.Len(t, fake.errors, 1)
-	require.Contains(t, fake.errors[0], "the end came")
-}
-
-func TestSubscriptionsListsPlainAndShardedChannels(t *testing.T) {
-	s := redistest.Start(t)
-	rdb := s.Client()
-	plain := rdb.Subscribe(t.Context(), "b", "a")
-	defer plain.Close()
-	want := []string{"a", "b"}
-	if s.AtLeast(7, 0) {
-		sharded := rdb.SSubscribe(t.Context(), "c")
-		defer sharded.Close()
-		want = append(want, "c")
-	}
-	redistest.Eventually(t, 30*time.Second, func() bool {
-		return slices.Equal(redistest.Subscriptions(t, rdb), want)
-	}, "subscribed to %v", want)
-}
-
-func TestKeysListsAllKeysInOrder(t *testing.T) {
-	s := redistest.Start(t)
-	rdb := s.Client()
-	require.Empty(t, redistest.Keys(t, rdb))
-	for i := range 30 {
-		rdb.Set(t.Context(), fmt.Sprintf("k%02d", 29-i), "v", 0)
-	}
-	keys := redistest.Keys(t, rdb)
-	require.Len(t, keys, 30)
-	require.True(t, slices.IsSorted(keys))
 }
 
 func TestNoGoroutineLeftFindsALeak(t *testing.T) {
