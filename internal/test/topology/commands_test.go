@@ -12,66 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
 
 // Which commands does a user need on a cluster, and what if a cluster lacks some?
-
-// beforeSeven makes the servers of a cluster as deaf to sharded pub/sub as those before Redis 7.
-var beforeSeven = []string{
-	"--rename-command", "SSUBSCRIBE", "", "--rename-command", "SUNSUBSCRIBE", "", "--rename-command", "SPUBLISH", "",
-	"--user", "default", "on", "nopass", "~*", "&*", "+@all", "-pubsub|shardnumsub",
-}
-
-func TestAClusterWithoutShardedPubSubIsServedByPlainPubSub(t *testing.T) {
-	const ttl = 3 * time.Second
-	w := stage.OnCluster(t, beforeSeven...)
-	holder, waiting, third := w.Peer(relock.WithTTL(ttl)), w.Peer(relock.WithTTL(ttl)), w.Peer(relock.WithTTL(ttl))
-	names := w.OneForEachMaster()
-	for _, name := range names {
-		for range 2 { // the first waiter finds out
-			l := holder.NewLock(name)
-			section := w.Enter(t.Context(), l)
-			c := &stage.Crowd{Arena: w.Arena}
-			c.Enter(section, l)
-			for range 5 {
-				c.Joins(waiting.NewLock(name))
-			}
-			w.AwaitWaiters(name, 5)
-			start := time.Now()
-			c.Leave(section)
-			w.Leave(section, l)
-			c.Through(w.Limit, 6)
-			require.Less(t, time.Since(start), bound.Of(ttl/2)+w.Lateness(), "by messages, not by leases")
-		}
-	}
-	// A client that has never waited, and so has not found out, hands over all the same.
-	w.HandOver(third.NewLock(names[0]), waiting.NewLock(names[0]))
-
-	// Plain subscriptions stay when a slot moves. Their messages come over the bus of the cluster,
-	// and nobody counts them.
-	l, wl := holder.NewLock(names[0]), waiting.NewLock(names[0])
-	section := w.Enter(t.Context(), l)
-	waiter := w.Start(t.Context(), wl)
-	w.AwaitWaiters(names[0], 1)
-	w.Cluster.MoveSlot(names[0], w.Cluster.MasterFor(names[1]))
-	w.Leave(section, l)
-	mine := waiter.Within(ttl + w.Limit).Section()
-	w.RequireOwner(names[0], mine)
-	_, err := third.NewLock(names[0]).TryLock(t.Context())
-	require.ErrorIs(t, err, relock.ErrLocked)
-	w.Leave(mine, wl)
-	section = w.Enter(t.Context(), l)
-	waiter = w.Start(t.Context(), wl)
-	w.AwaitWaiters(names[0], 1)
-	start := time.Now()
-	w.Leave(section, l)
-	mine = waiter.Section()
-	require.Less(t, time.Since(start), bound.Of(ttl/2)+w.Lateness(), "the client has found out where the lock is")
-	w.Leave(mine, wl)
-}
 
 // aclInCluster is what a Redis user needs in a cluster beside aclCommands: for sharded pub/sub, and
 // for go-redis itself.

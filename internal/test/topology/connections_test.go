@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
@@ -23,12 +20,10 @@ import (
 func TestOnAClusterThatIsWell(t *testing.T) {
 	shared := stage.OnCluster(t)
 	for name, test := range map[string]func(*stage.ClusterArena){
-		"a hand-over costs what it costs on one server":        handOverInACluster,
-		"clients of every kind share their locks":              clientsOfEveryKind,
-		"a lost reply is asked for again, by us alone":         lostReplyInACluster,
-		"names with a hash tag share a slot and a command":     sharedSlot,
-		"one pub/sub connection leads to each master":          onePubSubConnectionForEachMaster,
-		"a thousand locks over all slots are held and renewed": aThousandLocks,
+		"a hand-over costs what it costs on one server":    handOverInACluster,
+		"clients of every kind share their locks":          clientsOfEveryKind,
+		"names with a hash tag share a slot and a command": sharedSlot,
+		"one pub/sub connection leads to each master":      onePubSubConnectionForEachMaster,
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := shared.In(t)
@@ -67,32 +62,6 @@ func clientsOfEveryKind(w *stage.ClusterArena) {
 			w.HandOver(c.NewLock(name), p.NewLock(name))
 			w.HandOver(c.NewLock(name), c.NewLock(name))
 		}
-	}
-}
-
-func lostReplyInACluster(w *stage.ClusterArena) {
-	t := w.T
-	const name = "a"
-	for _, how := range stage.Breaks {
-		p := w.Peer()
-		l := p.NewLock(name)
-		acquires, renewals, releases := w.Counter(p, stage.LuaAcquire), w.Counter(p, stage.LuaRenew), w.Counter(p, stage.LuaRelease)
-		lose := func(script string) { p.Faults.Once(w.Script(script), redistest.DropReply(how)) }
-		lose(stage.LuaAcquire)
-		outer := w.Enter(t.Context(), l)
-		require.Equal(t, 2, acquires())
-		lose(stage.LuaRenew)
-		before := renewals()
-		inner := w.Enter(outer, l)
-		require.GreaterOrEqual(t, renewals(), before+2)
-		w.AwaitCount(name, 2)
-		lose(stage.LuaRenew)
-		w.Leave(inner, l)
-		w.AwaitCount(name, 1)
-		lose(stage.LuaRelease)
-		w.Leave(outer, l)
-		require.Equal(t, 2, releases())
-		w.RequireFree(name)
 	}
 }
 
@@ -143,49 +112,4 @@ func onePubSubConnectionForEachMaster(w *stage.ClusterArena) {
 		w.Leave(sections[i], holder.NewLock(name(i)))
 		w.Leave(waiters[i].Section(), waiters[i].Lock)
 	}
-}
-
-func aThousandLocks(w *stage.ClusterArena) {
-	t := w.T
-	const locks, ttl = 1000, 3 * time.Second
-	var failed atomic.Int64
-	p := w.Peer(relock.WithTTL(ttl), relock.WithHooks(event.Hooks{
-		Renewed: func(r event.Renewed) { failed.Add(int64(r.Failed)) },
-	}))
-	renewals := w.Counter(p, stage.LuaRenew)
-	sections := make([]context.Context, locks)
-	lock := func(i int) *relock.Lock { return p.NewLock(fmt.Sprint("many", i)) }
-	var errs stage.Texts
-	each := func(f func(i int) error) {
-		t.Helper()
-		var all sync.WaitGroup
-		for first := range 10 {
-			all.Go(func() {
-				for i := first; i < locks; i += 10 {
-					errs.Check(f(i))
-				}
-			})
-		}
-		require.NoError(t, w.Within(30*time.Second).Call(func() error { all.Wait(); return nil }))
-		require.Empty(t, errs.All())
-	}
-	start := time.Now()
-	each(func(i int) (err error) {
-		sections[i], err = lock(i).Lock(context.Background())
-		return err
-	})
-	p.Faults.Reset()
-	before := renewals()
-	stage.SleepUntil(time.Now().Add(ttl + ttl/4))
-	intervals := float64(time.Since(start)) / float64(ttl/3)
-	for i := range locks {
-		require.True(t, lock(i).Held(sections[i]), "%d: %v", i, context.Cause(sections[i]))
-	}
-	// Each lock has a slot of its own, and so a command, but commands share round trips.
-	sent, trips := renewals()-before, p.Faults.Stats().RoundTrips
-	require.Zero(t, failed.Load())
-	require.GreaterOrEqual(t, sent, 3*locks)
-	require.LessOrEqual(t, float64(sent), (intervals+2)*locks*1.2)
-	require.Less(t, trips, sent/10, "%d commands", sent)
-	each(func(i int) error { return lock(i).Unlock(sections[i]) })
 }

@@ -18,60 +18,6 @@ import (
 
 // Who is in after a master of the cluster has gone?
 
-func TestWaitersGetInOneByOneAfterAClusterFailover(t *testing.T) {
-	w := stage.OnCluster(t)
-	names := w.OneForEachMaster()
-	name := names[0]
-	ttl := relock.WithTTL(12 * time.Second)
-	var peers []*stage.ClusterPeer
-	for range 4 {
-		peers = append(peers, w.Peer(ttl))
-	}
-	holder := w.Peer(ttl)
-	for _, way := range []struct {
-		name     string
-		fail     func(string) *redistest.Server
-		comeBack func(old *redistest.Server)
-	}{
-		{"in agreement", w.Cluster.FailoverFor, func(*redistest.Server) {}},
-		{"killed", w.Cluster.KillMasterFor, (*redistest.Server).Restart},
-		{"stopped, and resumed as a second master", w.Cluster.PauseMasterFor, (*redistest.Server).Resume},
-	} {
-		t.Run(way.name, func(t *testing.T) {
-			w := w.In(t)
-			l := holder.NewLock(name)
-			outer := w.Enter(t.Context(), l)
-			section := w.Enter(outer, l)
-			c := &stage.Crowd{Arena: w.Arena}
-			c.Enter(section, l)
-			for i := range 20 {
-				c.Joins(peers[i%len(peers)].NewLock(name))
-			}
-			w.AwaitWaiters(name, 20)
-			// Until the failover the cluster is down, also for locks of other masters.
-			elsewhere := w.Enter(t.Context(), holder.NewLock(names[1]))
-			stage.Replicated(t, w.All, "{"+name+"}")
-			old := w.Cluster.MasterFor(name)
-			stage.RequireForgotten(t, w.Cluster.ReplicaFor(name))
-
-			way.fail(name)
-			way.comeBack(old)
-			require.NotSame(t, old, w.Cluster.MasterFor(name))
-			require.NoError(t, section.Err(), "the new master has the lock")
-			w.Leave(section, l)
-			w.AwaitCount(name, 1)
-			c.Leave(section)
-			w.Leave(outer, l)
-			c.Through(3*w.Limit, 21)
-			require.NoError(t, elsewhere.Err())
-			w.Leave(elsewhere, holder.NewLock(names[1]))
-			w.RequireFree(name)
-			w.Cluster.WaitReplica(name, old)
-			require.NoError(t, old.Client().ScriptFlush(t.Context()).Err()) // for the next way
-		})
-	}
-}
-
 func TestASilentMasterCostsNoLockOfAnotherMaster(t *testing.T) {
 	const ttl = 3 * time.Second
 	w := stage.OnClusterOf(t, func(c *redistest.ClusterConfig) {
@@ -95,49 +41,6 @@ func TestASilentMasterCostsNoLockOfAnotherMaster(t *testing.T) {
 		require.NoError(t, context.Cause(sections[i]), names[i])
 		w.Leave(sections[i], locks[i])
 	}
-}
-
-// Each thing that a client is doing must find the new master by itself, and long before go-redis
-// reads the map of the cluster (ten seconds). A client that only holds locks sends renewals only.
-func TestCallsInFlightWhenAMasterDiesAreDoneByTheNextOne(t *testing.T) {
-	w := stage.OnCluster(t)
-	const ttl = 8 * time.Second
-	holder, leaver, starter, quitter := w.Peer(relock.WithTTL(ttl)), w.Peer(), w.Peer(), w.Peer()
-	kept, left, free := holder.NewLock("{a}:kept"), leaver.NewLock("{a}:left"), starter.NewLock("{a}:free")
-	section := w.Enter(t.Context(), kept)
-	leaving := w.Enter(t.Context(), left)
-	w.Leave(w.Enter(t.Context(), free), free)
-	ctx, cancel := context.WithCancel(t.Context())
-	var quitting []*stage.Attempt
-	for range 5 {
-		quitting = append(quitting, w.Start(ctx, quitter.NewLock(kept.Name())))
-	}
-	w.AwaitWaiters(kept.Name(), 5)
-	stage.Replicated(t, w.All, "{a}")
-
-	old, replica := w.Cluster.MasterFor("a"), w.Cluster.ReplicaFor("a")
-	old.Kill()
-	cancel()
-	for _, q := range quitting {
-		require.ErrorIs(t, q.Within(time.Second).Failure(), context.Canceled, "a waiter that gives up does not wait for a master")
-	}
-	unlocked := make(chan error, 1)
-	go func() { unlocked <- left.Unlock(leaving) }()
-	entering := w.Start(t.Context(), free)
-	require.Same(t, replica, w.Cluster.MasterFor("a"))
-	after := time.Now()
-
-	redistest.Eventually(t, ttl, func() bool { // a lease from after the failover
-		return section.Err() != nil || kept.Remaining(section) > ttl*3/4
-	}, "the hold is renewed or lost")
-	require.NoError(t, context.Cause(section))
-	require.Less(t, time.Since(after), bound.Of(stage.Limit)+w.Lateness(), "renewals are sent all the time")
-	require.NoError(t, w.Call(func() error { return <-unlocked }))
-	w.Leave(entering.Section(), free)
-	w.AwaitWaiters(kept.Name(), 0) // those who gave up leave nothing
-	w.Leave(section, kept)
-	old.Restart()
-	w.Cluster.WaitReplica("a", old)
 }
 
 // WAIT has no key. WAIT must go to the master of the lock, behind the script and on its connection.

@@ -2,10 +2,8 @@ package topology_test
 
 import (
 	"context"
-	"errors"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,7 +16,6 @@ import (
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
-	"github.com/go-relock/relock/leader"
 )
 
 // Who is in after a failover by Sentinel?
@@ -43,81 +40,6 @@ func cutReplica(t testing.TB, master, replica *redistest.Server) {
 func mendReplica(t testing.TB, replica *redistest.Server) {
 	t.Helper()
 	require.NoError(t, replica.Client().ConfigSet(context.Background(), "masterauth", "").Err())
-}
-
-func TestWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
-	w, s := stage.OnSentinel(t)
-	var peers []*stage.Peer
-	for range 4 {
-		peers = append(peers, stage.SentinelPeer(w, s, relock.WithTTL(12*time.Second)))
-	}
-	holder := stage.SentinelPeer(w, s, relock.WithTTL(12*time.Second))
-	for way, failover := range stage.Failovers(s) {
-		t.Run(way, func(t *testing.T) {
-			const name = "a"
-			w := w.In(t)
-			l := holder.NewLock(name)
-			outer := w.Enter(t.Context(), l)
-			section := w.Enter(outer, l)
-			c := &stage.Crowd{Arena: w}
-			c.Enter(section, l)
-			for i := range 20 {
-				c.Joins(peers[i%len(peers)].NewLock(name))
-			}
-			w.AwaitWaiters(name, 20)
-			stage.Replicated(t, w.Plain, "x")
-			stage.RequireForgotten(t, s.Replica()) // Redis does not replicate scripts
-
-			failover.Fail()
-			failover.ComeBack()
-			require.NoError(t, section.Err(), "the new master has the lock")
-			w.Leave(section, l)
-			require.NoError(t, outer.Err())
-			w.RequireCount(name, 1)
-			c.Leave(section)
-			w.Leave(outer, l)
-			c.Through(3*w.Limit, 21) // a stopped server is only noticed by its silence
-			w.RequireFree(name)
-			s.WaitReplica()
-			require.NoError(t, s.Replica().Client().ScriptFlush(t.Context()).Err()) // for the next way
-		})
-	}
-}
-
-// Sentinels that come back without their files say that they know no master, until they are told.
-func TestSentinelsThatForgetTheMasterAreWaitedFor(t *testing.T) {
-	w, s := stage.OnSentinel(t)
-	master := s.Master()
-	tries := make(chan string, 1)
-	report := relock.WithHooks(event.Hooks{Retried: func(e event.Retried) {
-		if e.Err != nil && strings.Contains(e.Err.Error(), "do not know a master") {
-			select {
-			case tries <- e.Script:
-			default:
-			}
-		}
-	}})
-	p := stage.SentinelPeer(w, s, report)
-	w.Leave(w.Enter(t.Context(), p.NewLock("a")), p.NewLock("a"))
-
-	s.Forget()
-	require.NoError(t, master.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
-	waiter := w.Start(t.Context(), p.NewLock("a"))
-	led := make(chan error, 1)
-	go func() {
-		led <- leader.Run(t.Context(), p.NewLock("leader"), func(context.Context) error { return nil })
-	}()
-	require.Equal(t, "acquire", <-tries)
-	_, err := p.NewLock("b").TryLock(t.Context())
-	require.ErrorIs(t, err, relock.ErrUnavailable)
-	require.ErrorContains(t, err, "do not know a master")
-	require.NotContains(t, err.Error(), "unexpected reply")
-	require.True(t, waiter.Waits())
-	require.Empty(t, led, "the candidacy goes on")
-	s.Remember(master)
-	waiter.Leave()
-	require.NoError(t, <-led)
-	w.RequireFree("a")
 }
 
 func TestCheckNamesAMasterThatNoSentinelKnowsInOneLine(t *testing.T) {
@@ -197,105 +119,6 @@ func TestReplicaAcksCloseTheGapOfASentinelFailover(t *testing.T) {
 	s.WaitReplica()
 	stage.Replicated(t, w.Plain, "x")
 	w.Leave(w.Enter(t.Context(), l), l)
-}
-
-// Work goes on all the time, so the failover comes at any moment.
-func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
-	w, s := stage.OnSentinel(t)
-	const ttl, workers = 2 * time.Second, 8
-	w.TidyWithin = ttl + w.Limit // the lease of a release that was lost
-	var peers []*stage.Peer
-	for range 4 {
-		peers = append(peers, stage.SentinelPeer(w, s, relock.WithTTL(ttl), stage.Acked()))
-	}
-	g := &stage.Witness{Lost: true}
-	var done stage.Tally
-	var errs stage.Texts
-	stop := make(chan struct{})
-	var all sync.WaitGroup
-	work := func(l *relock.Lock) {
-		section, err := l.Lock(context.Background())
-		switch {
-		case errors.Is(err, relock.ErrNotReplicated):
-			done.Add("not replicated")
-			<-time.After(20 * time.Millisecond)
-			return
-		case err != nil:
-			errs.Check(err)
-			return
-		}
-		if g.Enter(section, l) {
-			<-time.After(3 * time.Millisecond)
-			done.Add("sections")
-		}
-		g.Leave(section)
-		if l.Unlock(section) != nil { // nobody confirms while there is no master
-			done.Add("unlocks that failed")
-		}
-	}
-	for i := range workers {
-		l := peers[i%len(peers)].NewLock("a")
-		all.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					work(l)
-				}
-			}
-		})
-	}
-	sections := func(more int) {
-		t.Helper()
-		want := done.Of("sections") + more
-		redistest.Eventually(t, 30*time.Second, func() bool { return done.Of("sections") >= want }, "work goes on")
-	}
-	sections(50)
-	s.KillMaster()
-	s.Replica().Restart()
-	s.WaitReplica()
-	sections(50)
-	close(stop)
-	require.NoError(t, w.Within(20*time.Second).Call(func() error { all.Wait(); return nil }))
-	require.Empty(t, errs.All())
-	g.Require(t)
-	t.Log(&done)
-}
-
-// A FailoverClusterClient of go-redis is a cluster client without a cluster. Reads go to replicas.
-func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
-	w, s := stage.OnSentinel(t)
-	plain := stage.SentinelPeer(w, s)
-	rdb := redis.NewFailoverClusterClient(&redis.FailoverOptions{
-		MasterName: s.MasterName(), SentinelAddrs: s.Addrs(), RouteRandomly: true,
-		ReadTimeout: stage.OnWire, WriteTimeout: stage.OnWire, DialTimeout: stage.OnWire, DialerRetries: 1,
-	})
-	t.Cleanup(func() { _ = rdb.Close() })
-	reader, err := relock.New(rdb)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, reader.Close()) })
-	l, rl := plain.NewLock("a"), reader.NewLock("a")
-
-	handOver := func() {
-		t.Helper()
-		for _, way := range [][2]*relock.Lock{{l, rl}, {rl, l}, {rl, rl}} {
-			section := w.Enter(t.Context(), way[0])
-			waiter := w.Start(t.Context(), way[1])
-			w.AwaitWaiters("a", 1)
-			w.Leave(section, way[0])
-			w.Leave(waiter.Section(), way[1])
-		}
-	}
-	handOver()
-	section := w.Enter(t.Context(), rl)
-	waiter := w.Start(t.Context(), rl)
-	w.AwaitWaiters("a", 1)
-	stage.Replicated(t, w.Plain, "x")
-	s.Failover()
-	w.Leave(section, rl)
-	w.Leave(waiter.Section(), rl)
-	handOver()
 }
 
 // Without sentinels, an operator makes the replica the master, and moves the address that clients

@@ -3,11 +3,9 @@ package topology_test
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -21,9 +19,7 @@ func TestOnAClusterWhoseSlotsMove(t *testing.T) {
 	shared := stage.OnCluster(t)
 	for name, test := range map[string]func(*stage.ClusterArena){
 		"a lock is held and waited for at every step of it":          everyStepOfAMove,
-		"a lock is handed over while its slot is about to move":      handedOverBeforeAMove,
 		"a lock that is freed on the way is had when it has arrived": freedOnTheWay,
-		"no section meets another while slots move to and fro":       toAndFro,
 		"a lease is renewed whatever becomes of another in its slot": apartOnTheWay,
 		"locks without waiters are unlocked while their slot moves":  unlockedOnTheWay,
 	} {
@@ -160,69 +156,6 @@ func everyStepOfAMove(w *stage.ClusterArena) {
 	}
 }
 
-// handedOverBeforeAMove: the old master serves a slot that is about to move, but a script cannot
-// make a key there, and cannot look at a key that does not exist (any more).
-func handedOverBeforeAMove(w *stage.ClusterArena) {
-	t := w.T
-	spread := w.OneForEachMaster()
-	holder, waiting := w.Peer(), w.Peer()
-	held := func(lock string, waiters ...*stage.ClusterPeer) (section context.Context, l *relock.Lock, asked []*stage.Attempt) {
-		l = holder.NewLock("{" + spread[0] + "}:" + lock)
-		section = w.Enter(t.Context(), l)
-		for i, p := range waiters {
-			asked = append(asked, w.Start(t.Context(), p.NewLock(l.Name())))
-			w.AwaitWaiters(l.Name(), i+1)
-		}
-		return section, l, asked
-	}
-	gone := func(l *relock.Lock) { // a waiter that nothing reaches, before all others
-		require.NoError(t, w.All.ZAdd(t.Context(), stage.BaseKey(l.Name())+":queue", redis.Z{Score: 1, Member: "gone:1:1|30000"}).Err())
-	}
-	one, oneLock, oneWaits := held("one", waiting)
-	two, twoLock, twoWait := held("two", waiting, waiting)
-	past, pastLock, pastWaits := held("past", waiting)
-	gone(pastLock)
-	none, noneLock, _ := held("none")
-	gone(noneLock)
-	force, forceLock, forceWaits := held("force", waiting)
-	w.Draw(force, forceLock) // State, and so ForceUnlock, looks at the token
-
-	// The first waiter of this lock does not hear of its grant, and gives up.
-	deaf := w.Peer()
-	late, lateLock, _ := held("late")
-	ctx, cancel := context.WithCancel(t.Context())
-	lateGone := w.Start(ctx, deaf.NewLock(lateLock.Name()))
-	w.AwaitWaiters(lateLock.Name(), 1)
-	lateWaits := w.Start(t.Context(), waiting.NewLock(lateLock.Name()))
-	w.AwaitWaiters(lateLock.Name(), 2)
-
-	move := w.Cluster.BeginMove(spread[0], w.Cluster.MasterFor(spread[1]))
-	w.Leave(one, oneLock)
-	granted := oneWaits[0].Section()
-	w.Leave(two, twoLock)
-	w.Leave(twoWait[0].Section(), twoWait[0].Lock)
-	second := twoWait[1].Section()
-	w.Leave(past, pastLock)
-	passed := pastWaits[0].Section()
-	w.Leave(none, noneLock)
-	require.NoError(t, waiting.NewLock(forceLock.Name()).ForceUnlock(t.Context()))
-	forced := forceWaits[0].Section()
-	deaf.Faults.StallPubSub()
-	w.Leave(late, lateLock)
-	cancel()
-	require.ErrorIs(t, lateGone.Failure(), context.Canceled)
-	lately := lateWaits.Section()
-	deaf.Faults.Heal()
-
-	move.Finish()
-	w.Leave(granted, oneWaits[0].Lock)
-	w.Leave(second, twoWait[1].Lock)
-	w.Leave(passed, pastWaits[0].Lock)
-	w.Leave(forced, forceWaits[0].Lock)
-	w.Leave(lately, lateWaits.Lock)
-	require.ErrorIs(t, forceLock.Unlock(force), relock.ErrLockLost)
-}
-
 // freedOnTheWay: the lock is freed where the slot is going to be, while its waiters can only listen
 // where the slot still is.
 func freedOnTheWay(w *stage.ClusterArena) {
@@ -245,52 +178,4 @@ func freedOnTheWay(w *stage.ClusterArena) {
 	move.Finish()
 	c.Through(w.Limit, 11)
 	w.RequireFree(name)
-}
-
-func toAndFro(w *stage.ClusterArena) {
-	t := w.T
-	const workers = 12
-	spread := w.OneForEachMaster()
-	there, back := w.Cluster.MasterFor(spread[0]), w.Cluster.MasterFor(spread[1])
-	guards := make([]stage.Witness, 3)
-	peers := []*stage.ClusterPeer{w.Peer(), w.Peer(), w.Peer()}
-	var done stage.Tally
-	var errs stage.Texts
-	stop := make(chan struct{})
-	var all sync.WaitGroup
-	for i := range workers {
-		g, l := &guards[i%3], peers[i/3%3].NewLock(fmt.Sprintf("{%s}:%d", spread[0], i%3))
-		all.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				errs.Check(l.Do(context.Background(), func(section context.Context) error {
-					g.Enter(section, l)
-					defer g.Leave(section)
-					<-time.After(time.Millisecond)
-					return section.Err()
-				}))
-				done.Add("sections")
-			}
-		})
-	}
-	for i := range 8 {
-		before := done.Of("sections")
-		redistest.Eventually(t, w.Limit, func() bool { return done.Of("sections") > before+60 }, "work goes on after %d moves", i)
-		to := there
-		if i%2 == 0 {
-			to = back
-		}
-		w.Cluster.MoveSlot(spread[0], to)
-	}
-	close(stop)
-	require.NoError(t, w.Call(func() error { all.Wait(); return nil }))
-	require.Empty(t, errs.All())
-	for i := range guards {
-		guards[i].Require(t)
-	}
-	t.Log(&done)
 }
