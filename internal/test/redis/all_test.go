@@ -3,7 +3,6 @@ package redis_test
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -40,20 +39,6 @@ func TestTenLocksInRedisCostTwoCommands(t *testing.T) {
 	after := w.Calls()
 	require.Equal(t, 2, after["evalsha"]-before["evalsha"])
 	w.RequireFree(l.Names()...)
-}
-
-func TestTryLockOfLocksInRedisNamesTheTakenOne(t *testing.T) {
-	w := stage.OnShared(t)
-	p, other := w.Peer(), w.Peer()
-	section := w.Enter(t.Context(), other.NewLock("ten7"))
-	l := p.NewLocks(onTen())
-	_, err := l.TryLock(t.Context())
-	stage.RequireRefusedBy(t, "ten7", err)
-	require.Equal(t, []string{stage.BaseKey("ten7")}, redistest.Keys(t, w.Plain))
-	waiting := w.Begin(t.Context(), l.Lock)
-	w.AwaitWaiters("ten7", 1)
-	w.Leave(section, other.NewLock("ten7"))
-	require.NoError(t, l.Unlock(waiting.Section()))
 }
 
 func TestALostReplyToTheOneStepInRedisIsAskedForAgain(t *testing.T) {
@@ -106,20 +91,4 @@ func TestMoreLocksThanOneScriptTakes(t *testing.T) {
 	require.Equal(t, 1, one())
 	require.NoError(t, p.NewLocks(names).Do(t.Context(), func(context.Context) error { return nil }))
 	require.Equal(t, 1, one())
-}
-
-func TestRandomSetsOfLocksInRedis(t *testing.T) {
-	w := stage.OnShared(t)
-	c := stage.NewPickers(12)
-	peers := []*stage.Peer{w.Peer(), w.Peer()}
-	var all sync.WaitGroup
-	for g := range 32 {
-		all.Go(func() {
-			for c.Rounds.Add(1) <= 500 {
-				c.Round(t, peers[g%2].Client, 4+g%5, func() {})
-			}
-		})
-	}
-	all.Wait()
-	w.RequireFree(c.Names...)
 }

@@ -2,7 +2,6 @@ package redis_test
 
 import (
 	"context"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -72,96 +71,6 @@ func TestANameThatRedisCannotUseIsToldByEveryMethod(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestNamesAndPrefixesThatRedisCanUse(t *testing.T) {
-	for name, prefixes := range map[string][]string{
-		"a":                                    {"relock:", "", "p", "{p}:", "p{", strings.Repeat("p", relock.MaxNameLen)},
-		strings.Repeat("n", relock.MaxNameLen): {"relock:", ""},
-		"{a}":                                  {"relock:", ""},
-		"{a}b":                                 {"relock:"},
-		"a{b}c":                                {"relock:"},
-		"{":                                    {"relock:", ""},
-		"a{":                                   {"relock:"},
-		"a}b":                                  {"relock:"},
-		"{}":                                   {"relock:"},
-		"{}a":                                  {"relock:"},
-		"a:queue":                              {"relock:"},
-		"a\x00\xff\r\n|:":                      {"relock:"},
-		"日本語 💡":                                {"relock:"},
-	} {
-		for _, prefix := range prefixes {
-			stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
-				l := w.NewClient(relock.WithPrefix(prefix)).NewLock(name)
-				require.NoError(t, l.Err(), "%q %q", prefix, name)
-				section := w.Enter(t.Context(), l)
-				inner, err := l.TryLock(section)
-				require.NoError(t, err)
-				_, err = l.Token(inner)
-				require.NoError(t, err)
-				waiting := w.Start(t.Context(), l)
-				require.True(t, waiting.Waits())
-				w.Leave(inner, l)
-				w.Leave(section, l)
-				require.NoError(t, l.Unlock(waiting.Section()))
-				keys := w.Redis.Keys()
-				require.Len(t, keys, 1)
-				require.True(t, strings.HasPrefix(keys[0], prefix) && strings.HasSuffix(keys[0], ":token"), keys[0])
-			})
-		}
-	}
-}
-
-func TestAClientOfGoRedisThatCannotBeUsedIsErrInvalid(t *testing.T) {
-	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": "127.0.0.1:1"}, HeartbeatFrequency: time.Hour})
-	defer func() { _ = ring.Close() }()
-	one, many := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
-	defer func() { _, _ = one.Close(), many.Close() }()
-	type refusal struct {
-		rdb  redis.UniversalClient
-		says string
-	}
-	refused := map[string]refusal{
-		"nothing":       {nil, "nil"},
-		"a nil Client":  {(*redis.Client)(nil), "nil"},
-		"a nil cluster": {(*redis.ClusterClient)(nil), "nil"},
-		"a nil Ring":    {(*redis.Ring)(nil), "nil"},
-		"a Ring":        {ring, "redis.Ring is not supported"},
-		"a Ring inside": {struct{ *redis.Ring }{ring}, "redis.Ring is not supported"},
-		"any cluster":   {struct{ redis.UniversalClient }{many}, "use the redis.ClusterClient itself"},
-	}
-	taken := []redis.UniversalClient{one, many, struct{ redis.UniversalClient }{one}}
-	if blocking := pipelineOf(t, one, "AutoPipeline"); blocking != nil {
-		taken = append(taken, blocking)
-		// The commands of an AsyncAutoPipeline have no answer yet when Process returns.
-		refused["one that does not wait"] = refusal{pipelineOf(t, one, "AsyncAutoPipeline"), "an AsyncAutoPipeline is not supported"}
-		// Taken for one server, the renewal of two locks would be a CROSSSLOT.
-		refused["one of a cluster"] = refusal{pipelineOf(t, many, "AutoPipeline"), "of several servers is not supported"}
-	}
-	for name, c := range refused {
-		client, err := relock.New(c.rdb)
-		require.Nil(t, client, name)
-		require.ErrorIs(t, err, relock.ErrInvalid, name)
-		require.ErrorContains(t, err, c.says, name)
-	}
-	for _, rdb := range taken {
-		client, err := relock.New(rdb)
-		require.NoError(t, err, "%T", rdb)
-		require.NoError(t, client.Close())
-	}
-}
-
-// pipelineOf calls a method of a go-redis client that makes a pipeline; nil if this go-redis has no
-// such method.
-func pipelineOf(t *testing.T, rdb redis.UniversalClient, method string) redis.UniversalClient {
-	t.Helper()
-	m := reflect.ValueOf(rdb).MethodByName(method)
-	if !m.IsValid() {
-		return nil
-	}
-	results := m.Call(nil)
-	require.True(t, results[1].IsNil(), "%v", results[1])
-	return results[0].Interface().(redis.UniversalClient)
 }
 
 func TestReplicaAcksMayTakeAnyTimeWithoutAReadTimeout(t *testing.T) {
@@ -314,4 +223,10 @@ func TestAnOwnerMayBeAnAddress(t *testing.T) {
 			require.ErrorIs(t, other.Unlock(waiting.Section()), relock.ErrLockLost)
 		})
 	}
+}
+
+func TestAClientOfGoRedisThatCannotBeUsedIsErrInvalid(t *testing.T) {
+	client, err := relock.New(nil)
+	require.Nil(t, client)
+	require.ErrorIs(t, err, relock.ErrInvalid)
 }

@@ -56,85 +56,6 @@ func refusalOf(w *stage.Arena, l *relock.Lock) *relock.LockedError {
 	return locked
 }
 
-func TestAJavaUnlockWakesAGoWaiter(t *testing.T) {
-	for _, payload := range []string{"0", "1"} { // "1" is of a write lock, and means the same
-		w := stage.OnShared(t).ForRedisson()
-		finished := make(chan event.AcquireFinished, 1)
-		p := w.Peer(stage.InRedisson(relock.WithHooks(event.Hooks{AcquireFinished: func(e event.AcquireFinished) { finished <- e }}))...)
-		w.JavaLock("a")
-		asks := w.Answers(p)
-		waiter := w.Start(t.Context(), p.NewLock("a"))
-		w.AwaitAsks(asks, 2)
-		require.NoError(t, w.Plain.Del(t.Context(), "a").Err())
-		require.NoError(t, w.Plain.Publish(t.Context(), stage.ChannelOf("a"), payload).Err())
-		w.Leave(waiter.Section(), waiter.Lock)
-		require.Equal(t, 3, asks())
-		e := <-finished
-		require.True(t, e.Waited)
-		require.Equal(t, event.WakeReleased, e.Wake)
-		require.Zero(t, w.Plain.Exists(t.Context(), "a").Val())
-	}
-}
-
-func TestAGoUnlockTellsJavaOnceAndOnlyWhenTheLockIsFree(t *testing.T) {
-	w := stage.OnShared(t).ForRedisson()
-	l := w.Peer(stage.InRedisson()...).NewLock("a")
-	java := w.Plain.Subscribe(t.Context(), stage.ChannelOf("a"))
-	next := func() any {
-		t.Helper()
-		m, err := java.ReceiveTimeout(t.Context(), w.Limit)
-		require.NoError(t, err)
-		return m
-	}
-	next()
-	outer := w.Enter(t.Context(), l)
-	require.False(t, w.JavaTryLock("a"))
-	w.Leave(w.Enter(outer, l), l)
-	require.False(t, w.JavaTryLock("a"), "an inner exit frees nothing")
-	require.NoError(t, java.Ping(t.Context()))
-	require.IsType(t, &redis.Pong{}, next(), "and tells nobody")
-	w.Leave(outer, l)
-	require.Equal(t, "0", next().(*redis.Message).Payload)
-	require.NoError(t, java.Close())
-	w.JavaLock("a")
-	w.JavaUnlock("a")
-}
-
-func TestWhatJavaSeesOfAGoHoldAndGoOfAJavaHold(t *testing.T) {
-	w := stage.OnShared(t).ForRedisson()
-	p := w.Peer(stage.InRedisson()...)
-	l := p.NewLock("a", relock.WithTTL(20*time.Second))
-	section := w.Enter(t.Context(), l)
-	inner := w.Enter(section, l)
-	field, count := fieldOf(w, "a")
-	require.Equal(t, "2", count)
-	require.Regexp(t, `^[0-9a-f-]{36}:[0-9]+$`, field)
-	lease := w.Plain.PTTL(t.Context(), "a").Val()
-	require.Greater(t, lease, 15*time.Second)
-	require.LessOrEqual(t, lease, 20*time.Second)
-	state, err := l.State(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, field, state.Holder.String())
-	require.Equal(t, 2, state.Count)
-	require.Zero(t, state.Waiters)
-	w.Leave(inner, l)
-	w.Leave(section, l)
-	require.Empty(t, redistest.Keys(t, w.Plain), "not even a token")
-
-	w.JavaLock("a")
-	w.JavaLock("a")
-	state, err = l.State(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, stage.JavaHolder, state.Holder.String())
-	require.Equal(t, 2, state.Count)
-	require.Greater(t, state.TTL, 25*time.Second)
-	locked := refusalOf(w, l)
-	require.Equal(t, stage.JavaHolder, locked.Holder.String())
-	require.Greater(t, locked.TTL, 25*time.Second)
-	require.NoError(t, l.ForceUnlock(t.Context()))
-	require.ErrorIs(t, l.ForceUnlock(t.Context()), relock.ErrNotHeld)
-}
-
 func TestAHolderFindsItselfInRedissonsLayout(t *testing.T) {
 	w := stage.OnShared(t).ForRedisson()
 	p, other := w.Peer(stage.InRedisson()...), w.Peer(stage.InRedisson()...)
@@ -183,41 +104,6 @@ func TestANestedCallInRedissonsLayoutIsWarnedOf(t *testing.T) {
 type writerFunc func(line []byte) (int, error)
 
 func (f writerFunc) Write(line []byte) (int, error) { return f(line) }
-
-func TestAGoHolderIsToldThatJavaHasFreedItsLockByForce(t *testing.T) {
-	w := stage.OnShared(t).ForRedisson()
-	l := w.Peer(stage.InRedisson(relock.WithTTL(1500 * time.Millisecond))...).NewLock("a")
-	section := w.Enter(t.Context(), l)
-	require.NoError(t, w.Plain.Del(t.Context(), "a").Err())
-	w.JavaLock("a")
-	require.Equal(t, event.LossTaken, w.Lost(section))
-	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	w.JavaUnlock("a") // Go has not touched the lock
-}
-
-func TestAFencedLockSharesItsCounterWithJava(t *testing.T) {
-	const counter = "redisson_lock_token:{a}"
-	w := stage.OnShared(t).ForRedisson()
-	l := w.Peer(stage.InRedisson(relock.WithRedissonFencing())...).NewLock("a")
-	require.NoError(t, w.Plain.Set(t.Context(), counter, 41, 0).Err()) // Java was here before
-	outer := w.Enter(t.Context(), l)
-	require.EqualValues(t, 42, w.Draw(outer, l))
-	inner := w.Enter(outer, l)
-	require.EqualValues(t, 42, w.Draw(inner, l), "one hold has one token")
-	w.Leave(inner, l)
-	w.Leave(outer, l)
-	require.NoError(t, w.Plain.Incr(t.Context(), counter).Err()) // Java was in
-	section := w.Enter(t.Context(), l)
-	require.EqualValues(t, 44, w.Draw(section, l))
-	w.Leave(section, l)
-	require.Equal(t, []string{counter}, redistest.Keys(t, w.Plain))
-	require.Equal(t, time.Duration(-1), w.Plain.TTL(t.Context(), counter).Val(), "it has no end")
-
-	require.NoError(t, w.Plain.Set(t.Context(), counter, "1.5", 0).Err())
-	_, err := l.Lock(t.Context())
-	require.Error(t, err, "it cannot be counted up")
-	awaitGone(w, "a")
-}
 
 func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
 	const waiters = 50
@@ -406,19 +292,6 @@ func TestNestedEntriesAndExitsInRedissonsLayoutNeedNoMemory(t *testing.T) {
 	w.Leave(inner, l)
 	w.Leave(outer, l)
 	require.Empty(t, redistest.Keys(t, w.Plain))
-}
-
-func TestTooFewReplicaAcksInRedissonsLayoutUndoTheEntry(t *testing.T) {
-	w, replica := stage.WithReplica(t)
-	w.ForRedisson()
-	const timeout = 80 * time.Millisecond
-	p := w.Peer(stage.InRedisson()...)
-	l := p.NewLock("a", relock.WithReplicaAcks(1, timeout))
-	w.Leave(w.Enter(t.Context(), l), l)
-	replica.Pause()
-	require.ErrorIs(t, w.Start(t.Context(), l).Within(timeout+w.Limit).Failure(), relock.ErrNotReplicated)
-	awaitGone(w, "a")
-	replica.Resume()
 }
 
 // onACL is an arena on a server that keeps users from channels, and from commands in scripts.
