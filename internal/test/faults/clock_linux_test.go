@@ -133,22 +133,3 @@ func TestALeaseThatATurnedClockMadeLongCanBeEndedByForce(t *testing.T) {
 	w.Leave(section, waiter.Lock)
 	w.Within(0).RequireFree("a")
 }
-
-func TestTokensGrowThoughTheServersClockGoesBackByDays(t *testing.T) {
-	w, clock := onClock(t)
-	l := w.Peer().NewLock("a")
-	var last int64
-	for _, step := range []time.Duration{
-		0, -time.Hour, time.Minute, 2 * time.Hour, -80 * time.Hour, 0,
-		25 * time.Hour, 25 * time.Hour, 25 * time.Hour, // nobody locks for longer than a token's key lives
-		24 * time.Hour, 24*time.Hour + time.Second, 25 * time.Hour, -25 * time.Hour,
-	} {
-		clock.Step(step)
-		section := w.Enter(t.Context(), l)
-		token := w.Draw(section, l)
-		require.Greater(t, token, last, "after %s", step)
-		last = token
-		w.Leave(section, l)
-	}
-	w.Within(0).RequireFree("a")
-}
