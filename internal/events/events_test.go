@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -90,86 +89,6 @@ func TestCallsAfterCloseAreDropped(t *testing.T) {
 	})
 }
 
-func TestCloseWaitsNoLongerThanItsLimit(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ func() []int) {
-		end := make(chan struct{})
-		w.Emit(func() { <-end })
-		for range 2 {
-			start := time.Now()
-			w.Close(limit)
-			require.Equal(t, limit, time.Since(start))
-		}
-		close(end)
-		start := time.Now()
-		w.Close(limit)
-		require.Zero(t, time.Since(start))
-	})
-}
-
-func TestACallThatEndsBadlyHoldsUpNobody(t *testing.T) {
-	for name, test := range map[string]struct {
-		end func()
-		log string
-	}{
-		"panic":  {func() { panic("oops") }, `level=ERROR msg="relock: a hook panicked" panic=oops`},
-		"Goexit": {runtime.Goexit, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops func() []int) {
-				ran := 0
-				for range 5 {
-					w.Emit(test.end)
-					w.Emit(func() { ran++ })
-				}
-				w.Close(limit)
-				require.Equal(t, 5, ran)
-				require.Equal(t, test.log != "", strings.Count(log.String(), test.log) == 5, log.String())
-				require.Empty(t, drops())
-			})
-		})
-	}
-}
-
-func TestCallsBeyondTheBacklogAreDroppedAndCounted(t *testing.T) {
-	const more = 100
-	bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops func() []int) {
-		blocked := make(chan struct{})
-		ran := 0
-		w.Emit(func() { <-blocked })
-		synctest.Wait() // the goroutine has the first call, and the queue is empty
-		for range events.Backlog + more {
-			w.Emit(func() {
-				ran++
-				require.Empty(t, drops(), "a drop is told after all calls from before the drop")
-			})
-		}
-		close(blocked)
-		w.Close(limit)
-		require.Equal(t, events.Backlog, ran)
-		require.Equal(t, []int{more}, drops())
-		require.Contains(t, log.String(), `level=WARN msg="relock: events dropped, as too many waited for the hooks" events=100`)
-	})
-}
-
-func TestDropsAreToldWhileTheOverloadLasts(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, drops func() []int) {
-		const all = 7 * events.Backlog
-		ran := 0
-		for range all {
-			w.Emit(func() { <-time.After(2 * time.Millisecond); ran++ })
-			<-time.After(time.Millisecond)
-		}
-		synctest.Wait()
-		require.Len(t, drops(), 2, "once for each backlog that has run, and not for each drop")
-		w.Close(time.Hour)
-		dropped := 0
-		for _, n := range drops() {
-			dropped += n
-		}
-		require.Equal(t, all, ran+dropped)
-	})
-}
-
 func TestWhoIsToldOfDropsMayEndBadly(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
@@ -225,17 +144,4 @@ func TestALoggerThatEndsBadlyHoldsUpNobody(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestLogLeavesTheLevelToTheHandler(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, _ func() []int) {
-		l := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))
-		w.Log(l, slog.LevelInfo, "too little")
-		w.Log(l, slog.LevelWarn, "enough", slog.Int("n", 1))
-		w.Log(nil, slog.LevelError, "to nobody")
-		w.Close(limit)
-		require.NotContains(t, log.String(), "too little")
-		require.NotContains(t, log.String(), "nobody")
-		require.Contains(t, log.String(), "msg=enough n=1")
-	})
 }

@@ -3,8 +3,6 @@ package core_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,37 +20,6 @@ import (
 
 // foreign is a Locker of another package.
 type foreign struct{ relock.Locker }
-
-func TestLocksAreTakenOnceAndInOneOrder(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		a, b, rw := m.NewLock("a"), m.NewLock("b"), m.NewRWLock("rw")
-		for _, l := range []*relock.Locks{
-			relock.All(rw, b, a, b),
-			relock.All(rw.RLocker(), relock.All(b, a), rw),
-			relock.All(rw, relock.All(a), m.NewLocks([]string{"b", "a"}), rw.RLocker()),
-		} {
-			require.NoError(t, l.Err())
-			require.Equal(t, []string{"a", "b", "rw"}, l.Names())
-			section := w.EnterAll(t.Context(), l)
-			require.Equal(t, 1, a.Count(section))
-			_, err := w.NewClient().NewRWLock("rw").TryRLock(t.Context())
-			require.ErrorIs(t, err, relock.ErrLocked, "for writing")
-			require.NoError(t, l.Unlock(section))
-			w.RequireFree("a", "b", "rw")
-		}
-		require.Equal(t, []string{"Z", "a", "z", "ä"}, m.NewLocks([]string{"ä", "z", "a", "Z"}).Names(), "by bytes")
-		read := relock.All(a, rw.RLocker())
-		section := w.EnterAll(t.Context(), read)
-		require.NoError(t, w.NewClient().NewRWLock("rw").RDo(t.Context(), func(context.Context) error { return nil }))
-		require.NoError(t, read.Unlock(section))
-		one, three := m.NewSemaphore("s", 1), m.NewSemaphore("s", 3)
-		section = w.EnterAll(t.Context(), relock.All(three, one))
-		_, err := three.TryLock(t.Context())
-		require.ErrorIs(t, err, relock.ErrLocked, "the smallest number of permits counts")
-		require.NoError(t, relock.All(one).Unlock(section))
-	})
-}
 
 func TestLocksThatCannotBeTakenTogetherAreRefused(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
@@ -154,64 +121,6 @@ func TestLocksWaitInOneQueueAfterTheOther(t *testing.T) {
 	})
 }
 
-func TestLocksOfTwoClientsAreTakenTogether(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		one, two := w.NewClient(), w.NewClient()
-		l := relock.All(two.NewLock("a"), one.NewLock("b"), two.NewLock("c"))
-		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
-			require.True(t, one.NewLock("b").Held(ctx))
-			require.True(t, two.NewLock("c").Held(ctx))
-			return nil
-		}))
-		w.RequireFree("a", "b", "c")
-	})
-}
-
-func TestLocksThatAreHeldAreEnteredDeeper(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		b, l := m.NewLock("b"), m.NewLocks([]string{"a", "b", "c"})
-		outer := w.Enter(t.Context(), b)
-		section := w.EnterAll(outer, l)
-		w.RequireCount("a", 1)
-		w.RequireCount("b", 2)
-		again := w.EnterAll(section, l)
-		w.RequireCount("a", 2)
-		w.RequireCount("b", 3)
-		require.NoError(t, l.Unlock(again))
-		require.NoError(t, context.Cause(section))
-		require.NoError(t, l.Unlock(section))
-		w.RequireFree("a", "c")
-		w.RequireCount("b", 1)
-		require.True(t, b.Held(outer))
-		w.Leave(outer, b)
-	})
-}
-
-func TestTryLockOfLocksChangesNothingWhereOneIsTaken(t *testing.T) {
-	for name, options := range map[string][]relock.Option{"in one step": nil, "one by one": {relock.WithLocalPass(0, 0)}} {
-		t.Run(name, func(t *testing.T) {
-			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				var r stage.Recorder
-				other := w.NewClient().NewLock("b")
-				section := w.Enter(t.Context(), other)
-				m := w.NewClient(append(options, relock.WithHooks(r.Hooks()))...)
-				ended, err := m.NewLocks([]string{"c", "b", "a"}).TryLock(t.Context())
-				stage.RequireRefusedBy(t, "b", err)
-				require.Equal(t, stage.HolderOf(t, section), err.(*relock.LockedError).Holder)
-				require.ErrorIs(t, context.Cause(ended), err, "the context has ended")
-				w.RequireFree("a", "c")
-				require.Equal(t, "b", stage.EventsOf[event.AcquireFinished](&r)[len(stage.EventsOf[event.AcquireFinished](&r))-1].Name)
-				if name == "in one step" {
-					require.Equal(t, []string{"AcquireStarted", "AcquireFinished"}, r.Kinds())
-					require.Equal(t, 1, m.Link.Sent())
-				}
-				w.Leave(section, other)
-			})
-		})
-	}
-}
-
 func TestTryLockOfLocksDoesNotOvertakeWaiters(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		b := w.NewClient().NewLock("b")
@@ -222,86 +131,6 @@ func TestTryLockOfLocksDoesNotOvertakeWaiters(t *testing.T) {
 		w.Leave(section, b)
 		waiter.Leave()
 		require.NoError(t, l.Unlock(waiting.Section()))
-	})
-}
-
-func TestTheWaitIsForAllLocksTogether(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		other := w.NewClient()
-		a, b := other.NewLock("a"), other.NewLock("b")
-		inA, inB := w.Enter(t.Context(), a), w.Enter(t.Context(), b)
-		l := w.NewClient().NewLocks([]string{"a", "b", "c"})
-		waiting := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) { return l.TryLockFor(ctx, 10*time.Second) })
-		stage.Pass(6 * time.Second)
-		w.Leave(inA, a)
-		_, err := waiting.Result()
-		stage.RequireRefusedBy(t, "b", err)
-		require.Equal(t, 10*time.Second, waiting.Took())
-		w.RequireFree("a", "c")
-		w.Leave(inB, b)
-		ran := false
-		require.NoError(t, l.DoFor(t.Context(), time.Second, func(context.Context) error { ran = true; return nil }))
-		require.True(t, ran)
-		inB = w.Enter(t.Context(), b)
-		err = l.DoFor(t.Context(), 0, func(context.Context) error { panic("not entered") })
-		require.True(t, relock.NotEntered(err))
-		w.Leave(inB, b)
-	})
-}
-
-func TestTheLossOfOneLockEndsTheSection(t *testing.T) {
-	for _, name := range []string{"a", "b", "c"} {
-		stage.Fake(t, func(t *testing.T, w *stage.World) {
-			l := w.NewClient().NewLocks([]string{"a", "b", "c"})
-			section := w.EnterAll(t.Context(), l)
-			w.Store.Lose(name)
-			require.Equal(t, event.LossTaken, w.Lost(section))
-			err := l.Unlock(section)
-			var lost *relock.LostError
-			require.ErrorAs(t, err, &lost)
-			require.Equal(t, name, lost.Name)
-			w.RequireFree("a", "b", "c")
-			require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
-		})
-	}
-}
-
-func TestUnlockOfLocksLeavesTheNearestSectionOfTheseLocks(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		ab, abc, b := m.NewLocks([]string{"a", "b"}), m.NewLocks([]string{"a", "b", "c"}), m.NewLock("b")
-		require.ErrorIs(t, ab.Unlock(t.Context()), relock.ErrNotHeld)
-		outer := w.EnterAll(t.Context(), ab)
-		require.ErrorIs(t, abc.Unlock(outer), relock.ErrNotHeld)
-		inner := w.EnterAll(outer, abc)
-		deepest := w.Enter(inner, b)
-		w.RequireCount("b", 3)
-
-		require.NoError(t, m.NewLocks([]string{"b", "a"}).Unlock(deepest), "a section around the nested ones")
-		for _, section := range []context.Context{outer, inner, deepest} {
-			require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
-		}
-		w.RequireCount("b", 2)
-		err := ab.Unlock(deepest)
-		require.ErrorIs(t, err, relock.ErrNotHeld)
-		require.EqualError(t, err, `relock: unlock "a, b": not held by this context (use the one that Lock returned, before its Unlock)`)
-		require.NoError(t, abc.Unlock(deepest))
-		require.NoError(t, b.Unlock(deepest))
-		w.RequireFree("a", "b", "c")
-	})
-}
-
-func TestALockThatWasUnlockedByItselfIsNotUnlockedAgain(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		l := m.NewLocks([]string{"a", "b", "c"})
-		section := w.EnterAll(t.Context(), l)
-		require.NoError(t, m.NewLock("b").Unlock(section))
-		w.RequireFree("b")
-		err := l.Unlock(section)
-		require.ErrorIs(t, err, relock.ErrNotHeld)
-		require.ErrorContains(t, err, `"b"`)
-		w.RequireFree("a", "c")
 	})
 }
 
@@ -443,25 +272,6 @@ func TestLocksOfAnotherKindAreNamed(t *testing.T) {
 	})
 }
 
-func TestCloseEndsWaitsAndSectionsOfLocks(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m, other := w.NewClient(), w.NewClient().NewLock("d")
-		section := w.Enter(t.Context(), other)
-		ab, cd := m.NewLocks([]string{"a", "b"}), m.NewLocks([]string{"c", "d"})
-		mine := w.EnterAll(t.Context(), ab)
-		waiting := w.Begin(t.Context(), cd.Lock)
-		require.NoError(t, m.Close())
-		require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
-		require.ErrorIs(t, context.Cause(mine), relock.ErrClosed)
-		_, err := cd.Lock(t.Context())
-		require.ErrorIs(t, err, relock.ErrClosed)
-		require.NoError(t, ab.Unlock(mine))
-		w.Leave(section, other)
-		stage.Pass(time.Second)
-		w.RequireFree("a", "b", "c", "d")
-	})
-}
-
 // dropAll locks, and drops the section without Unlock.
 //
 //go:noinline
@@ -507,23 +317,6 @@ func TestACrashBetweenTwoLocksCostsALease(t *testing.T) {
 		_, _ = waiting.Result()
 		stage.Pass(5 * time.Second)
 		w.RequireFree("a", "b")
-	})
-}
-
-func TestRandomSetsOfLocksExcludeEachOtherWithoutADeadlock(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		c := stage.NewPickers(12)
-		var all sync.WaitGroup
-		clients := []*stage.Member{w.NewClient(), w.NewClient(), w.NewClient(relock.WithLocalPass(0, 0))}
-		for g := range 32 {
-			all.Go(func() {
-				for c.Rounds.Add(1) <= 2000 {
-					c.Round(t, clients[g%3].Client, 8, func() { <-time.After(time.Duration(rand.IntN(3)) * time.Millisecond) })
-				}
-			})
-		}
-		all.Wait()
-		w.RequireFree(c.Names...)
 	})
 }
 

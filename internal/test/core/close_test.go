@@ -2,10 +2,7 @@ package core_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -16,7 +13,6 @@ import (
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
-	"github.com/go-relock/relock/store/mem"
 )
 
 // What does Close end, and what does Close leave?
@@ -134,23 +130,6 @@ func TestUnlockWorksAfterClose(t *testing.T) {
 	})
 }
 
-func TestStateAndForceUnlockWorkAfterClose(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		l := m.NewLock("a")
-		section := w.Enter(t.Context(), l)
-		holder := stage.HolderOf(t, section)
-		require.NoError(t, m.Close())
-		state, err := l.State(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, holder, state.Holder)
-		require.NoError(t, l.ForceUnlock(t.Context()))
-		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-		_, err = l.Token(context.WithoutCancel(section))
-		require.ErrorIs(t, err, relock.ErrNotHeld)
-	})
-}
-
 func TestTokenOfASectionWhoseClientIsClosedIsErrClosed(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
@@ -160,25 +139,6 @@ func TestTokenOfASectionWhoseClientIsClosedIsErrClosed(t *testing.T) {
 			_, err := m.NewLock("a").Token(ctx)
 			require.ErrorIs(t, err, relock.ErrClosed)
 		}
-	})
-}
-
-func TestOneHoldHasOneTokenWhoeverDrawsIt(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		l := m.NewLock("a")
-		section := w.Enter(t.Context(), l)
-		m.Link.On(stage.Delay(time.Second, time.Second), stage.CmdToken)
-		var tokens [3]int64
-		var all sync.WaitGroup
-		for i := range tokens {
-			all.Go(func() { tokens[i], _ = l.Token(section) })
-		}
-		all.Wait()
-		require.Positive(t, tokens[0])
-		require.Equal(t, tokens[0], tokens[1])
-		require.Equal(t, tokens[0], tokens[2])
-		w.Leave(section, l)
 	})
 }
 
@@ -320,38 +280,6 @@ func TestCloseGoesOnForAsLongAsTheStoreConfirms(t *testing.T) {
 	})
 }
 
-func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		other := w.NewClient().NewLock("a")
-		for range 100 {
-			m := w.NewClient(relock.WithTTL(100 * time.Millisecond))
-			m.Link.On(stage.Delay(rand.N(time.Millisecond), rand.N(time.Millisecond)))
-			var all sync.WaitGroup
-			for range 4 {
-				all.Go(func() {
-					for {
-						err := m.NewLock("a").Do(t.Context(), func(ctx context.Context) error {
-							<-time.After(rand.N(time.Millisecond))
-							return nil
-						})
-						if errors.Is(err, relock.ErrClosed) && relock.NotEntered(err) {
-							return
-						}
-						require.NoError(t, err)
-					}
-				})
-			}
-			stage.Pass(rand.N(12 * time.Millisecond))
-			end := w.Begin(t.Context(), closing(m))
-			require.NoError(t, end.Failure())
-			require.Less(t, end.Took(), 10*time.Millisecond)
-			all.Wait()
-			require.NoError(t, other.Do(t.Context(), func(context.Context) error { return nil }))
-			w.RequireFree("a")
-		}
-	})
-}
-
 func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		owner := w.NewClient().NewLock("a")
@@ -391,23 +319,4 @@ func TestTheStoreOfOpenStaysOpen(t *testing.T) {
 		require.NoError(t, c.Close())
 		require.Zero(t, s.closed)
 	})
-}
-
-func TestReleaseOnCloseFreesThousandsOfLocks(t *testing.T) {
-	for range 10 {
-		s := mem.New()
-		c, err := relock.Open(s, relock.WithReleaseOnClose())
-		require.NoError(t, err)
-		for i := range 1000 {
-			section, err := c.NewLock(strconv.Itoa(i)).Lock(t.Context())
-			require.NoError(t, err)
-			stage.Keep(t, section)
-		}
-		require.NoError(t, c.Close())
-		for i := range 1000 {
-			state, err := s.Look(t.Context(), store.Ask{Name: strconv.Itoa(i)})
-			require.NoError(t, err)
-			require.Empty(t, state.Owner)
-		}
-	}
 }

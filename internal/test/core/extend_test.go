@@ -19,29 +19,6 @@ func extending(l *relock.Lock, d time.Duration) stage.Locking {
 	return func(ctx context.Context) (context.Context, error) { return ctx, l.Extend(ctx, d) }
 }
 
-func TestWithFixedLeaseEndsThenAndNothingRenewsIt(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const lease = time.Minute
-		m := w.NewClient(relock.WithFixedLease(lease))
-		l := m.NewLock("a")
-		section := w.Enter(t.Context(), l)
-		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
-		require.Equal(t, lease-stage.Margin(lease), l.Remaining(section))
-		stage.Pass(lease / 2)
-		inner := w.Enter(section, l) // re-entry and inner exit leave the lease alone
-		stage.Pass(lease / 4)
-		w.Leave(inner, l)
-		require.Equal(t, lease/4, w.Lease("a"))
-		require.Equal(t, lease/4-stage.Margin(lease), l.Remaining(section))
-		require.Equal(t, lease/4-stage.Margin(lease), w.LostBecause(section, event.LossExpired))
-		waiting.Section()
-		require.GreaterOrEqual(t, waiting.Took(), lease-stage.Margin(lease))
-		require.LessOrEqual(t, waiting.Took(), lease)
-		require.Zero(t, m.Link.Sent(stage.CmdRenew))
-		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	})
-}
-
 func TestExtendMovesTheEndAndNeverShortens(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const lease = time.Minute

@@ -77,21 +77,6 @@ func TestAWrongOptionOfAClientIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
 	}
 }
 
-func TestAWrongOptionOfALockIsToldByEveryMethod(t *testing.T) {
-	for name, c := range wrongOptions {
-		t.Run(name, func(t *testing.T) {
-			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				m := w.NewClient()
-				l := m.NewLock("a", c.options...)
-				for _, says := range c.says {
-					require.ErrorContains(t, l.Err(), says)
-				}
-				stage.RequireInvalid(t, m, l)
-			})
-		})
-	}
-}
-
 func TestANameThatCannotBeUsedIsToldByEveryMethod(t *testing.T) {
 	for name, c := range map[string]struct{ name, says string }{
 		"empty":                             {"", "1 to 1024 bytes"},
@@ -123,33 +108,6 @@ func TestALockThatNewLockHasNotMadeIsToldByEveryMethod(t *testing.T) {
 		require.Equal(t, l.Err(), l.Unlock(t.Context()))
 		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return nil }), relock.ErrInvalid)
 	}
-}
-
-func TestANilContextIsAnErrorWithAText(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		l := m.NewLock("a", relock.WithFixedLease(time.Minute))
-		run := func(context.Context) error { return errors.New("the function has run") }
-		require.NoError(t, new(relock.Client).Close())
-		var none context.Context
-		_, lockErr := l.Lock(none)
-		_, tryErr := l.TryLock(none)
-		_, tryForErr := l.TryLockFor(none, time.Second)
-		_, stateErr := l.State(none)
-		_, tokenErr := l.Token(none)
-		for name, err := range map[string]error{
-			"Lock": lockErr, "TryLock": tryErr, "TryLockFor": tryForErr, "State": stateErr, "Token": tokenErr,
-			"Unlock": l.Unlock(none), "ForceUnlock": l.ForceUnlock(none), "Extend": l.Extend(none, time.Second),
-			"Do": l.Do(none, run), "DoFor": l.DoFor(none, time.Second, run), "Check": m.Check(none),
-		} {
-			require.ErrorIs(t, err, relock.ErrInvalid, name)
-			require.ErrorContains(t, err, "the context is nil", name)
-		}
-		require.False(t, l.Held(none))
-		require.Zero(t, l.Count(none))
-		require.Zero(t, l.Remaining(none))
-		require.Zero(t, m.Link.Sent())
-	})
 }
 
 func TestAWrongArgumentIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {

@@ -4,15 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,208 +16,12 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
-	"github.com/go-relock/relock/store/mem"
 )
 
 // Which calls are inside of a section?
 
 // This file shows which calls are inside of a section. reentry_faults_test.go is about entries
 // whose commands are slow or get lost.
-
-// room is guarded by a lock, and notices when two are inside at one moment.
-type room struct{ inside, visits, overlaps atomic.Int64 }
-
-// visit stays for a time.
-func (r *room) visit(d time.Duration) {
-	if r.inside.Add(1) > 1 {
-		r.overlaps.Add(1)
-	}
-	<-time.After(d)
-	r.visits.Add(1)
-	r.inside.Add(-1)
-}
-
-// requireVisits fails unless so many visits were made, one at a time.
-func (r *room) requireVisits(t *testing.T, visits int) {
-	t.Helper()
-	require.Zero(t, r.overlaps.Load(), "sections overlapped")
-	require.EqualValues(t, visits, r.visits.Load())
-}
-
-func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
-	const goroutines = 60
-	for name, options := range map[string][]relock.Option{
-		"": nil, "WithLocalReentry": {relock.WithLocalReentry()}, "WithLocalPass": {relock.WithLocalPass(0, time.Hour)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				c := w.NewClient(options...)
-				section := w.Enter(t.Context(), c.NewLock("a"))
-				group, cancel := context.WithCancelCause(section) // as errgroup.WithContext makes it
-				defer cancel(nil)
-				var guarded room
-				var wg sync.WaitGroup
-				for range goroutines {
-					wg.Go(func() {
-						err := c.NewLock("b").Do(group, func(context.Context) error { guarded.visit(time.Second); return nil })
-						if err != nil {
-							cancel(err)
-						}
-					})
-				}
-				wg.Wait()
-				require.NoError(t, context.Cause(group))
-				guarded.requireVisits(t, goroutines)
-				w.Leave(section, c.NewLock("a"))
-				w.RequireFree("a", "b")
-			})
-		})
-	}
-}
-
-func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		l := w.NewClient().NewLock("a")
-		section := w.Enter(t.Context(), l)
-		var inside, most atomic.Int64
-		var wg sync.WaitGroup
-		errs := make([]error, 50)
-		for i := range errs {
-			wg.Go(func() {
-				errs[i] = l.Do(section, func(ctx context.Context) error {
-					most.Store(max(most.Load(), inside.Add(1)))
-					pause := time.After(time.Second)
-					<-pause
-					inside.Add(-1)
-					return l.Do(ctx, func(context.Context) error { return nil })
-				})
-			})
-		}
-		wg.Wait()
-		require.NoError(t, errors.Join(errs...))
-		require.EqualValues(t, len(errs), most.Load())
-		require.Equal(t, 1, l.Count(section))
-		stage.Pass(relock.DefaultTTL / 3) // the next renewal
-		w.RequireCount("a", 1)
-		w.Leave(section, l)
-		w.RequireFree("a")
-	})
-}
-
-func TestRequestsOfAServerInASectionExcludeEachOther(t *testing.T) {
-	const requests = 20
-	c, err := relock.Open(mem.New())
-	require.NoError(t, err)
-	defer c.Close()
-	a, b := c.NewLock("a"), c.NewLock("b")
-	section, err := a.Lock(t.Context())
-	require.NoError(t, err)
-
-	var guarded room
-	var together sync.WaitGroup
-	mux := http.NewServeMux()
-	mux.HandleFunc("/b", func(_ http.ResponseWriter, r *http.Request) {
-		_ = b.Do(r.Context(), func(context.Context) error { guarded.visit(time.Millisecond); return nil })
-	})
-	mux.HandleFunc("/a", func(_ http.ResponseWriter, r *http.Request) { // all are inside of a at one moment
-		_ = a.Do(r.Context(), func(context.Context) error { together.Done(); together.Wait(); return nil })
-	})
-	server := httptest.NewUnstartedServer(mux)
-	server.Config.BaseContext = func(net.Listener) context.Context { return section }
-	server.Start()
-	defer server.Close()
-
-	for _, path := range []string{"/b", "/a"} {
-		together.Add(requests)
-		var wg sync.WaitGroup
-		errs := make([]error, requests)
-		for i := range errs {
-			wg.Go(func() { errs[i] = get(t.Context(), server, path) })
-		}
-		wg.Wait()
-		require.NoError(t, errors.Join(errs...))
-		together = sync.WaitGroup{}
-	}
-	guarded.requireVisits(t, requests)
-	require.Equal(t, 1, a.Count(section))
-	require.NoError(t, a.Unlock(section))
-}
-
-func get(ctx context.Context, server *httptest.Server, path string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+path, http.NoBody)
-	if err != nil {
-		return err
-	}
-	response, err := server.Client().Do(request)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(io.Discard, response.Body)
-	return errors.Join(err, response.Body.Close())
-}
-
-func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, w *stage.World, l *relock.Lock, section context.Context){
-		"unlocked": func(t *testing.T, _ *stage.World, l *relock.Lock, section context.Context) {
-			t.Helper()
-			require.NoError(t, l.Unlock(section))
-		},
-		"lost and unlocked": func(t *testing.T, w *stage.World, l *relock.Lock, section context.Context) {
-			t.Helper()
-			w.Store.Lose("a")
-			_, _ = w.Ends(section)
-			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				l := w.NewClient().NewLock("a")
-				section := w.Enter(t.Context(), l)
-				before := stage.HolderOf(t, section)
-				detached := context.WithoutCancel(section)
-				end(t, w, l, section)
-				_, inside := relock.HolderFrom(detached)
-				require.False(t, inside)
-				require.False(t, l.Held(detached))
-
-				other := w.Enter(t.Context(), l)
-				_, err := l.TryLock(detached)
-				require.ErrorIs(t, err, relock.ErrLocked)
-				calls := []*stage.Attempt{w.Start(detached, l), w.Start(detached, l)}
-				w.Leave(other, l)
-				first := calls[0].Section()
-				require.True(t, calls[1].Waits(), "two calls under that context exclude each other")
-				require.NotEqual(t, before, stage.HolderOf(t, first))
-				w.Leave(first, l)
-				require.NoError(t, l.Unlock(calls[1].Section()))
-				w.RequireFree("a")
-			})
-		})
-	}
-}
-
-func TestACallInALostSectionIsToldSoUnderADetachedContextToo(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		c := w.NewClient()
-		a, b := c.NewLock("a"), c.NewLock("b")
-		inA := w.Enter(t.Context(), a)
-		inB := w.Enter(inA, b)
-		w.Store.Lose("a")
-		for range 2 { // before the process knows, and afterwards
-			for _, lock := range []stage.Locking{a.Lock, a.TryLock, stage.TryFor(a, time.Minute)} {
-				_, err := lock(context.WithoutCancel(inB))
-				require.ErrorIs(t, err, relock.ErrLockLost)
-				require.NotErrorIs(t, err, relock.ErrLocked)
-			}
-			stage.Pass(time.Second)
-		}
-		require.True(t, w.Free("a"), "the lock was not taken anew")
-		require.True(t, b.Held(inB))
-		w.Leave(inB, b)
-		require.ErrorIs(t, a.Unlock(inA), relock.ErrLockLost)
-		w.RequireFree("a", "b")
-	})
-}
 
 func TestACallWhileTheLastExitIsInFlightMakesANewHold(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
@@ -365,27 +164,6 @@ func TestANilContextIsAPanicWithAText(t *testing.T) {
 	}
 }
 
-func TestAChainOfTenCalls(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		c := w.NewClient()
-		var chain func(ctx context.Context, depth int) error
-		chain = func(ctx context.Context, depth int) error {
-			if depth == 10 {
-				for _, name := range []string{"a", "b"} {
-					require.Equal(t, 5, c.NewLock(name).Count(ctx))
-					require.Equal(t, 5, w.Count(name))
-				}
-				return nil
-			}
-			return c.NewLock([]string{"a", "b"}[depth%2]).Do(ctx, func(ctx context.Context) error { return chain(ctx, depth+1) })
-		}
-		begun := time.Now()
-		require.NoError(t, chain(t.Context(), 0))
-		require.Zero(t, time.Since(begun))
-		w.RequireFree("a", "b")
-	})
-}
-
 func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var log stage.Logbook
@@ -425,27 +203,6 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 		next := w.Enter(outside, c.NewLock("a"))
 		require.NotEqual(t, holder, stage.HolderOf(t, next))
 		w.Leave(next, c.NewLock("a"))
-	})
-}
-
-func TestTwoClientsInOneChainNeverShareAHold(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		one, two := w.NewClient(), w.NewClient()
-		section := w.Enter(t.Context(), one.NewLock("a"))
-		// The clients number their holds alike.
-		for i := range 5 {
-			name := fmt.Sprint("b", i)
-			inner := w.Enter(section, two.NewLock(name))
-			require.Contains(t, stage.HolderOf(t, inner).String(), two.ID())
-			require.Contains(t, w.Owner(name), two.ID())
-			_, err := one.NewLock(name).TryLock(section)
-			require.ErrorIs(t, err, relock.ErrLocked)
-			require.NoError(t, two.NewLock(name).Unlock(inner))
-			again := w.Enter(section, one.NewLock(name))
-			require.Equal(t, stage.HolderOf(t, section), stage.HolderOf(t, again))
-			require.NoError(t, one.NewLock(name).Unlock(again))
-		}
-		w.Leave(section, one.NewLock("a"))
 	})
 }
 

@@ -200,29 +200,6 @@ func TestANestedCallWhoseTimeIsOverWithoutAWordOfTheStoreSaysSo(t *testing.T) {
 	})
 }
 
-func TestAGrantToAWaiterThatHasGivenUpGoesToTheNext(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		l := w.NewClient().NewLock("a")
-		section := w.Enter(t.Context(), l)
-		quitter := w.NewClient()
-		ctx, cancel := context.WithCancel(t.Context())
-		first := w.Start(ctx, quitter.NewLock("a"))
-		second := w.Start(t.Context(), w.NewClient().NewLock("a"))
-
-		quitter.Link.Cut() // what takes its place back does not arrive
-		cancel()
-		require.ErrorIs(t, first.Failure(), relock.ErrLocked)
-		w.Leave(section, l)
-		require.True(t, second.Waits())
-		stage.Pass(time.Second)
-		quitter.Link.Heal()
-		_ = second.Section()
-		require.Less(t, second.Took(), 10*time.Second, "well before the lease of the grant ends")
-		require.NoError(t, l.ForceUnlock(t.Context()))
-		w.RequireFree("a")
-	})
-}
-
 func TestAWaitThatEndsAsTheLockIsGrantedHasOneEnd(t *testing.T) {
 	for name, wait := range map[string]func(ctx context.Context, l *relock.Lock) (context.Context, error){
 		"TryLockFor": func(ctx context.Context, l *relock.Lock) (context.Context, error) {

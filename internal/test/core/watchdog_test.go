@@ -20,27 +20,6 @@ import (
 
 // When are leases renewed?
 
-func TestASectionLastsManyTTLs(t *testing.T) {
-	for ttl, n := range map[time.Duration]int{relock.MinTTL: 1000, time.Second: 100, relock.DefaultTTL: 100, relock.MaxTTL: 3} {
-		t.Run(ttl.String(), func(t *testing.T) {
-			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-				section := w.Enter(t.Context(), l)
-				owner := w.Owner("a")
-				for range n {
-					stage.Pass(ttl)
-					require.NoError(t, section.Err())
-					require.Positive(t, l.Remaining(section))
-					require.Less(t, l.Remaining(section), w.Lease("a"), "less than the store keeps it")
-				}
-				require.Equal(t, owner, w.Owner("a"), "the hold is the same")
-				w.Leave(section, l)
-				w.RequireFree("a")
-			})
-		})
-	}
-}
-
 func TestALeaseIsRenewedEveryThirdOfItsTTL(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 30 * time.Second
