@@ -311,23 +311,6 @@ func TestKindsDeadWaiters(t *testing.T) {
 	})
 }
 
-func TestKindsReleaseOfAWaiterRunsLateAndTakesNothing(t *testing.T) {
-	r := newKindRig(t, store.ReadWrite)
-	ps := r.listen("b")
-	owner := r.enters(r.writer("a"))
-	first, second := r.queues(r.reader("b")), r.queues(r.writer("b"))
-	require.EqualValues(t, 0, r.release(first))
-	r.waits(first, second)
-	r.lapse(owner)
-	require.EqualValues(t, 0, r.release(first))
-	require.Equal(t, lineOf(first), message(t, ps))
-	r.has(first)
-	r.waits(second)
-	require.EqualValues(t, 1, r.release(first))
-	require.Equal(t, lineOf(second), message(t, ps))
-	r.has(second)
-}
-
 func TestKindsCallsOfTheStoreCallAgainForDeadWaiters(t *testing.T) {
 	for what, act := range map[string]func(r *kindRig, a store.Ask) error{
 		"Release": func(r *kindRig, a store.Ask) error { return r.store.Release(r.Context(), store.Lease{Ask: a}) },
@@ -699,27 +682,6 @@ func TestKindsUserWithoutACommand(t *testing.T) {
 }
 
 func TestKindsTokens(t *testing.T) {
-	t.Run("of a writer is drawn when it enters, and readers see it", func(t *testing.T) {
-		r := newKindRig(t, store.ReadWrite)
-		var last int64
-		for range 3 {
-			writer := r.enters(r.writer("a"))
-			reader := r.enters(r.inside(writer))
-			drawn := r.look().Token
-			require.Greater(t, drawn, last)
-			last = drawn
-			for range 2 {
-				require.Equal(t, drawn, r.token(writer))
-				require.Equal(t, drawn, r.token(reader))
-			}
-			require.EqualValues(t, 1, r.release(writer))
-			other := r.enters(r.reader("b"))
-			require.Equal(t, drawn, r.token(reader))
-			require.Equal(t, drawn, r.token(other))
-			require.EqualValues(t, 1, r.release(reader))
-			require.EqualValues(t, 1, r.release(other))
-		}
-	})
 	t.Run("does not go back with the clock", func(t *testing.T) {
 		r := newKindRig(t, store.ReadWrite)
 		ahead := time.Now().Add(time.Hour).UnixMicro()
@@ -727,33 +689,6 @@ func TestKindsTokens(t *testing.T) {
 		require.Equal(t, ahead+1, r.token(r.enters(r.writer("a"))))
 		require.InDelta(t, 25*time.Hour, r.rdb.PTTL(t.Context(), r.base+tokenSuffix).Val(), float64(2*time.Second))
 	})
-}
-
-func TestKindsTokensWithoutAWriter(t *testing.T) {
-	t.Run("of a reader before any writer", func(t *testing.T) {
-		r := newKindRig(t, store.ReadWrite)
-		first, second := r.enters(r.reader("a")), r.enters(r.reader("b"))
-		drawn := r.token(first)
-		require.InDelta(t, time.Now().UnixMicro(), drawn, 1e7)
-		require.Equal(t, drawn, r.token(second))
-	})
-	t.Run("of each permit is its own", func(t *testing.T) {
-		r := newKindRig(t, store.Semaphore)
-		first, second := r.enters(r.hold("a", 2)), r.enters(r.hold("b", 2))
-		drawn := r.token(first)
-		require.Greater(t, r.token(second), drawn)
-	})
-	for _, kind := range kindKinds {
-		t.Run(fmt.Sprint("is only for a hold that is in: ", kind), func(t *testing.T) {
-			r := newKindRig(t, kind)
-			r.listen("b")
-			a := r.enters(r.writer("a"))
-			waiter := r.queues(r.writer("b"))
-			r.unchanged(func() { require.Zero(t, r.token(waiter)) })
-			r.lapse(a)
-			r.unchanged(func() { require.Zero(t, r.token(a)) })
-		})
-	}
 }
 
 func TestKindsTokenKeyThatHoldsNone(t *testing.T) {
@@ -885,84 +820,6 @@ func TestKindsReplicasConfirmReaders(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrNotReplicated)
 	require.NotErrorIs(t, err, store.ErrUnsure, "taken back")
 	r.has(reader)
-}
-
-// faultyKind returns a read-write lock whose store has connections that misbehave.
-func faultyKind(t *testing.T) (*kindRig, *redistest.Faults) {
-	t.Helper()
-	r, faults := faulty(t)
-	return kindOf(r, store.ReadWrite), faults
-}
-
-func TestKindsWait(t *testing.T) {
-	t.Run("of readers ends with one message", func(t *testing.T) {
-		r, faults := faultyKind(t)
-		writer := r.enters(r.writer("a"))
-		first, second := r.wait(r.reader("b")), r.wait(r.reader("b"))
-		scripts := faults.Commands("EVALSHA")
-		require.EqualValues(t, 1, r.release(writer))
-		for _, w := range []*waiterCall{first, second} {
-			l := w.get()
-			require.Equal(t, store.WakeGrant, l.Woken)
-			require.False(t, l.Unsure)
-		}
-		require.Equal(t, scripts, faults.Commands("EVALSHA"), "the message is enough")
-	})
-	t.Run("of a second upgrade ends at once", func(t *testing.T) {
-		r, _ := faultyKind(t)
-		first, second := r.enters(r.reader("b")), r.enters(r.reader("c"))
-		r.wait(r.inside(first))
-		_, err := r.store.Wait(t.Context(), r.inside(second), func(store.Progress) {})
-		require.ErrorIs(t, err, store.ErrDeadlock)
-		require.NotErrorIs(t, err, store.ErrUnsure)
-		require.Equal(t, 1, r.look().Waiters)
-	})
-	t.Run("of a dead writer takes its lease", func(t *testing.T) {
-		r, _ := faultyKind(t)
-		writer := r.writer("a")
-		writer.TTL = 300 * time.Millisecond
-		r.enters(writer)
-		first, second := r.wait(r.reader("b")), r.wait(r.reader("b"))
-		first.get()
-		second.get()
-		r.has(first.lease.Ask, second.lease.Ask)
-	})
-}
-
-func TestKindsWaitOnABrokenConnection(t *testing.T) {
-	t.Run("of a reader whose reply is lost", func(t *testing.T) {
-		r, faults := faultyKind(t)
-		writer := r.enters(r.writer("a"))
-		first := r.wait(r.reader("b")) // the client listens
-		faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
-		second := r.wait(r.reader("b"))
-		require.Equal(t, 2, r.look().Waiters)
-		require.EqualValues(t, 1, r.release(writer))
-		require.False(t, first.get().Unsure)
-		l := second.get()
-		require.Equal(t, store.WakeGrant, l.Woken)
-		require.True(t, l.Unsure)
-		r.has(first.lease.Ask, l.Ask)
-	})
-	t.Run("of an upgrade on a silent connection", func(t *testing.T) {
-		r, faults := faultyKind(t)
-		mine, far := r.enters(r.reader("b")), r.enters(r.reader("c"))
-		r.listen("d")
-		r.queues(r.writer("d"))
-		upgrade := r.inside(mine)
-		upgrade.TTL = 3 * time.Second // an attempt takes a third of it
-		r.wait(r.writer("b"))         // the client listens
-		silence := faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.Silence))
-		w := r.wait(upgrade)
-		require.Equal(t, 1, silence.Hits())
-		require.Equal(t, 3, r.look().Waiters)
-		require.EqualValues(t, 1, r.release(far))
-		l := w.get()
-		require.Equal(t, store.WakeGrant, l.Woken)
-		require.True(t, l.Unsure)
-		r.has(mine, l.Ask)
-		faults.Cut() // else Close waits for the silent connection
-	})
 }
 
 func TestKindsAsksLeaveTheSortedSetOfAnApplicationAlone(t *testing.T) {

@@ -54,6 +54,9 @@ const vectorTolerance = 2 * time.Second
 // redissonTTL is the lease of the vectors.
 const redissonTTL = 30 * time.Second
 
+// javaField is the hold of a thread in Java.
+const javaField = "8743c9c0-0795-4907-87fd-6c719a6b4586:1"
+
 func readVectors(t *testing.T) vectorFile {
 	t.Helper()
 	data, err := os.ReadFile("testdata/vectors.json")
@@ -302,53 +305,6 @@ func TestRedissonVectors(t *testing.T) {
 	require.Equal(t, len(steps), done, "each step that we replay is in the file")
 }
 
-func TestRedissonCommandsMayRunAgain(t *testing.T) {
-	for _, fenced := range []bool{false, true} {
-		r := newRedissonRig(t, redistest.Shared(t).Client(), fenced)
-		again := func(what string, f func() error) {
-			t.Helper()
-			require.NoError(t, f(), what)
-			state := r.state()
-			for range 2 {
-				if err := f(); err != nil {
-					require.ErrorIs(t, err, store.ErrGone, what)
-				}
-				r.requireState(state)
-			}
-		}
-		var tokens []int64
-		again("Try", func() error {
-			l, err := r.store.Try(t.Context(), r.ask("u:1"))
-			tokens = append(tokens, l.Token)
-			return err
-		})
-		require.Len(t, slices.Compact(tokens), 1)
-		again("Enter", func() error { _, err := r.store.Enter(t.Context(), r.lease("u:1"), 3); return err })
-		again("Enter with 1", func() error { return r.leave("u:1", 1) })
-		require.Empty(t, r.heard())
-		again("Release", func() error { return r.release("u:1") })
-		require.Len(t, r.heard(), 1, "published once")
-		r.take("u:2")
-		again("Forget", func() error { return r.store.Forget(t.Context(), []store.Ask{r.ask("u:2")})[0] })
-		require.Len(t, r.heard(), 1)
-		r.take("u:3")
-		again("Break", func() error { return r.store.Break(t.Context(), store.Ask{Name: redissonName, ID: redissonID("u:3")}) })
-		require.Len(t, r.heard(), 2, "for waiters, and for the client of the hold")
-	}
-}
-
-func TestRedissonTryAgainDoesNotExtendTheLease(t *testing.T) {
-	r := newRedissonRig(t, redistest.Shared(t).Client(), false)
-	sent := time.Now()
-	r.take("u:1")
-	r.enter("u:1", 2)
-	require.NoError(t, r.rdb.PExpire(t.Context(), redissonName, 5*time.Second).Err())
-	l := r.take("u:1")
-	require.InDelta(t, 5*time.Second, r.rdb.PTTL(t.Context(), redissonName).Val(), float64(vectorTolerance))
-	require.InDelta(t, float64(5*time.Second-redissonTTL), float64(l.Sent.Sub(sent)), float64(vectorTolerance), "counts from its end")
-	require.Equal(t, map[string]string{"u:1": "2"}, r.rdb.HGetAll(t.Context(), redissonName).Val())
-}
-
 func TestRedissonTokens(t *testing.T) {
 	const key = redissonToken + "{" + redissonName + "}"
 	t.Run("never go back", func(t *testing.T) {
@@ -563,4 +519,39 @@ func TestRedissonNamesAtRandom(t *testing.T) {
 	}
 	require.Positive(t, fine)
 	require.Positive(t, bad)
+}
+
+func TestRedissonCommandsMayRunAgain(t *testing.T) {
+	for _, fenced := range []bool{false, true} {
+		r := newRedissonRig(t, redistest.Shared(t).Client(), fenced)
+		again := func(what string, f func() error) {
+			t.Helper()
+			require.NoError(t, f(), what)
+			state := r.state()
+			for range 2 {
+				if err := f(); err != nil {
+					require.ErrorIs(t, err, store.ErrGone, what)
+				}
+				r.requireState(state)
+			}
+		}
+		var tokens []int64
+		again("Try", func() error {
+			l, err := r.store.Try(t.Context(), r.ask("u:1"))
+			tokens = append(tokens, l.Token)
+			return err
+		})
+		require.Len(t, slices.Compact(tokens), 1)
+		again("Enter", func() error { _, err := r.store.Enter(t.Context(), r.lease("u:1"), 3); return err })
+		again("Enter with 1", func() error { return r.leave("u:1", 1) })
+		require.Empty(t, r.heard())
+		again("Release", func() error { return r.release("u:1") })
+		require.Len(t, r.heard(), 1, "published once")
+		r.take("u:2")
+		again("Forget", func() error { return r.store.Forget(t.Context(), []store.Ask{r.ask("u:2")})[0] })
+		require.Len(t, r.heard(), 1)
+		r.take("u:3")
+		again("Break", func() error { return r.store.Break(t.Context(), store.Ask{Name: redissonName, ID: redissonID("u:3")}) })
+		require.Len(t, r.heard(), 2, "for waiters, and for the client of the hold")
+	}
 }

@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"fmt"
-	"strconv"
 	"testing"
 	"time"
 
@@ -24,47 +23,18 @@ func (r *rig) waiter(client string) string {
 }
 
 func TestQueue(t *testing.T) {
-	t.Run("has the order of arrival", func(t *testing.T) {
-		r := newRig(t)
-		owner := r.enter("a")
-		r.listen("a")
-		r.listen("b")
-		var order []string
-		for i := range 5 {
-			id := newID([]string{"a", "b"}[i%2])
-			order = append(order, id)
-			for range 2 { // also when it runs again
-				got, err := r.acquire(id, minute, newPlace)
-				require.NoError(t, err)
-				require.Equal(t, statusQueued, got.status)
-				require.Equal(t, owner, got.owner)
-				require.Equal(t, i, got.position)
-				score, err := r.rdb.ZScore(t.Context(), r.base+queueSuffix, id+"|60000").Result()
-				require.NoError(t, err)
-				require.Equal(t, int64(score), got.number)
-				require.InDelta(t, time.Now().UnixMicro(), got.number, 1e7)
-			}
-		}
-		require.Equal(t, order, r.waiters())
-		require.Equal(t, 5, r.look().Waiters)
-	})
 	t.Run("gives a waiter its old place", func(t *testing.T) {
 		r := newRig(t)
 		r.enter("a")
 		r.listen("b")
-		first := newID("b")
-		got, err := r.acquire(first, minute, newPlace)
+		first, second := r.waiter("b"), newID("b")
+		got, err := r.acquire(second, minute, newPlace)
 		require.NoError(t, err)
-		second, third := r.waiter("b"), r.waiter("b")
-		require.EqualValues(t, 1, r.forget(first))
-		require.Equal(t, []string{second, third}, r.waiters())
-		for range 2 {
-			again, err := r.acquire(first, minute, strconv.FormatInt(got.number, 10))
-			require.NoError(t, err)
-			require.Equal(t, statusQueued, again.status)
-			require.Equal(t, got.number, again.number)
-			require.Zero(t, again.position)
-		}
+		third := r.waiter("b")
+		require.EqualValues(t, 1, r.forget(second))
+		again, err := r.acquire(second, minute, fmt.Sprint(got.number))
+		require.NoError(t, err)
+		require.Equal(t, got, again)
 		require.Equal(t, []string{first, second, third}, r.waiters())
 	})
 	t.Run("outlives the leases of its waiters", func(t *testing.T) {
@@ -84,13 +54,6 @@ func TestQueue(t *testing.T) {
 		lives(20*minute + 20*minute + minute)
 		r.waiter("b")
 		lives(20*minute + 20*minute + minute)
-	})
-	t.Run("does not take in the owner", func(t *testing.T) {
-		r := newRig(t)
-		r.listen("a")
-		id := r.enter("a")
-		require.Equal(t, statusOurs, r.status(id, newPlace))
-		require.Empty(t, r.waiters())
 	})
 	t.Run("passes over what is no waiter", func(t *testing.T) {
 		r := newRig(t)

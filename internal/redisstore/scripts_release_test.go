@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,75 +16,7 @@ import (
 
 // What do release, renew and forget change, alone and several in one call?
 
-func TestRelease(t *testing.T) {
-	t.Run("frees the lock, whatever the count", func(t *testing.T) {
-		r := newRig(t)
-		id := r.enter("a")
-		require.EqualValues(t, 1, r.renew(id, 0, 3))
-		require.EqualValues(t, 1, r.release(id))
-		r.free()
-		require.EqualValues(t, 0, r.release(id))
-	})
-	t.Run("leaves the lock of another hold alone", func(t *testing.T) {
-		r := newRig(t)
-		old := r.enter("a")
-		r.release(old)
-		r.enter("a")
-		r.listen("b")
-		for range 2 { // nobody waits, and then somebody does
-			r.unchanged(func() { require.EqualValues(t, 0, r.release(old)) })
-			r.waiter("b")
-		}
-	})
-	t.Run("grants in order, each with its own lease", func(t *testing.T) {
-		r := newRig(t)
-		a, b := r.listen("a"), r.listen("b")
-		owner := r.enter("c")
-		first, second := newID("a"), newID("b")
-		for id, ttl := range map[string]time.Duration{first: 20 * time.Second, second: 40 * time.Second} {
-			got, err := r.acquire(id, ttl, map[string]string{first: "1", second: "2"}[id])
-			require.NoError(t, err)
-			require.Equal(t, statusQueued, got.status)
-		}
-		require.EqualValues(t, 1, r.release(owner))
-		require.EqualValues(t, 0, r.release(owner), "runs again")
-		require.Equal(t, first, message(t, a))
-		r.owner(first, 1)
-		r.lease(20 * time.Second)
-		silent(t, b)
-		require.EqualValues(t, 1, r.release(first))
-		require.Equal(t, second, message(t, b))
-		r.owner(second, 1)
-		r.lease(40 * time.Second)
-		silent(t, a)
-		require.EqualValues(t, 1, r.release(second))
-		r.free()
-	})
-	t.Run("passes over waiters that are gone", func(t *testing.T) {
-		r := newRig(t)
-		owner := r.enter("a")
-		r.queue("gone")
-		r.queue("gone too")
-		ps := r.listen("b")
-		id := r.waiter("b")
-		require.EqualValues(t, 1, r.release(owner))
-		require.Equal(t, id, message(t, ps))
-		r.queue("gone")
-		require.EqualValues(t, 1, r.release(id))
-		r.free()
-	})
-}
-
 func TestRenew(t *testing.T) {
-	t.Run("sets the count", func(t *testing.T) {
-		r := newRig(t)
-		id := r.enter("a")
-		for _, count := range []int{2, 2, 3, 1} {
-			require.EqualValues(t, 1, r.renew(id, 0, count))
-			r.owner(id, count)
-		}
-		r.unchanged(func() { require.EqualValues(t, 1, r.renew(id, 0, 1)) })
-	})
 	t.Run("moves the lease later, and never earlier", func(t *testing.T) {
 		r := newRig(t)
 		id := r.enter("a")
@@ -95,12 +26,6 @@ func TestRenew(t *testing.T) {
 		require.NoError(t, r.rdb.Persist(t.Context(), r.base).Err(), "somebody takes the lease away")
 		require.EqualValues(t, 1, r.renew(id, minute, 1))
 		r.lease(minute)
-	})
-	t.Run("says that a hold is gone", func(t *testing.T) {
-		r := newRig(t)
-		require.EqualValues(t, 0, r.renew(newID("a"), minute, 1))
-		r.enter("a")
-		r.unchanged(func() { require.EqualValues(t, 0, r.renew(newID("a"), 2*minute, 2)) })
 	})
 	t.Run("of many reports each", func(t *testing.T) {
 		r := newRig(t)
@@ -118,37 +43,6 @@ func TestRenew(t *testing.T) {
 		require.NotErrorIs(t, errs[2], store.ErrUnsure)
 		r.owner(id, 2)
 		r.lease(2 * minute)
-	})
-}
-
-func TestForget(t *testing.T) {
-	t.Run("takes back what is left", func(t *testing.T) {
-		r := newRig(t)
-		ps := r.listen("b")
-		owner := r.enter("a")
-		first, second := r.waiter("b"), r.waiter("b")
-		require.EqualValues(t, 0, r.forget(newID("b")), "never asked")
-		require.EqualValues(t, 1, r.forget(first), "queued")
-		require.EqualValues(t, 0, r.forget(first), "runs again")
-		require.EqualValues(t, 1, r.forget(owner), "has the lock")
-		require.Equal(t, second, message(t, ps))
-		require.EqualValues(t, 0, r.forget(owner))
-		r.owner(second, 1)
-		require.EqualValues(t, 1, r.forget(second))
-		r.free()
-	})
-	t.Run("serves the queue of a lock whose key was lost", func(t *testing.T) {
-		r := newRig(t)
-		ps := r.listen("b")
-		owner := r.enter("a")
-		r.queue("gone")
-		next := r.waiter("b")
-		require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
-		require.EqualValues(t, 0, r.forget(owner), "its client has found the loss")
-		require.Equal(t, next, message(t, ps))
-		require.EqualValues(t, 0, r.forget(owner))
-		silent(t, ps)
-		r.owner(next, 1)
 	})
 }
 

@@ -13,23 +13,6 @@ import (
 // What do token, break and state read and write?
 
 func TestToken(t *testing.T) {
-	t.Run("is above the clock and all before", func(t *testing.T) {
-		r := newRig(t)
-		now, err := r.rdb.Time(t.Context()).Result()
-		require.NoError(t, err)
-		last := now.UnixMicro()
-		for range 3 {
-			id := r.enter("a")
-			for range 3 {
-				token := r.token(id)
-				require.Greater(t, token, last)
-				require.Equal(t, token, r.look().Token)
-				last = token
-			}
-			r.release(id)
-		}
-		require.InDelta(t, 24*time.Hour, r.rdb.PTTL(t.Context(), r.base+tokenSuffix).Val(), float64(2*time.Second))
-	})
 	t.Run("does not go back with the clock", func(t *testing.T) {
 		r := newRig(t)
 		id := r.enter("a")
@@ -38,19 +21,6 @@ func TestToken(t *testing.T) {
 		require.Equal(t, ahead+1, r.token(id))
 		require.Equal(t, ahead+2, r.token(id))
 		require.InDelta(t, 25*time.Hour, r.rdb.PTTL(t.Context(), r.base+tokenSuffix).Val(), float64(2*time.Second))
-	})
-	t.Run("does not go back when its key is lost", func(t *testing.T) {
-		r := newRig(t)
-		id := r.enter("a")
-		last := r.token(id)
-		require.NoError(t, r.rdb.Del(t.Context(), r.base+tokenSuffix).Err())
-		require.Greater(t, r.token(id), last)
-	})
-	t.Run("is only for the hold that has the lock", func(t *testing.T) {
-		r := newRig(t)
-		require.EqualValues(t, 0, r.token(newID("a")))
-		r.enter("a")
-		r.unchanged(func() { require.EqualValues(t, 0, r.token(newID("a"))) })
 	})
 	t.Run("is refused where the key holds none", func(t *testing.T) {
 		r := newRig(t)
@@ -64,25 +34,6 @@ func TestToken(t *testing.T) {
 			})
 		}
 	})
-}
-
-func TestBreak(t *testing.T) {
-	r := newRig(t)
-	ps := r.listen("b")
-	control := subscribed(t, r.rdb.Subscribe(t.Context(), r.store.control("web@1/x")))
-	owner := r.enter("web@1/x")
-	next := r.waiter("b")
-	r.unchanged(func() {
-		for _, other := range []string{next, newID("web@1/x"), ""} {
-			require.ErrorIs(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(other)}), store.ErrGone)
-		}
-	})
-	require.NoError(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(owner)}))
-	require.Equal(t, owner, message(t, control))
-	require.Equal(t, next, message(t, ps))
-	r.owner(next, 1)
-	require.ErrorIs(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(owner)}), store.ErrGone)
-	silent(t, control)
 }
 
 func TestLook(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -201,20 +200,6 @@ func TestWaitConfirmsAGrantThatMayBeOlderThanItsPlace(t *testing.T) {
 	require.False(t, l.Sent.Add(l.TTL).After(granted.Add(minute+time.Second)), "counts from the end of the lease that it has found")
 }
 
-func TestWaitWithAcksConfirmsAGrant(t *testing.T) {
-	r, _ := faulty(t)
-	owner := r.enter("a")
-	a := r.ask(newID("b"), minute)
-	a.Acks = store.Acks{Replicas: 1, Timeout: 10 * time.Millisecond}
-	w := r.wait(a)
-	require.EqualValues(t, 1, r.release(owner))
-	<-w.done
-	require.ErrorIs(t, w.err, store.ErrNotReplicated)
-	require.ErrorContains(t, w.err, "0 of 1 within 10ms")
-	require.NotErrorIs(t, w.err, store.ErrUnsure, "taken back")
-	r.free()
-}
-
 func TestWaitEnds(t *testing.T) {
 	t.Run("with what is left", func(t *testing.T) {
 		r, _ := faulty(t)
@@ -251,28 +236,6 @@ func TestWaitEnds(t *testing.T) {
 			<-w.done
 		}
 	})
-}
-
-func TestWaitAsksAgainWhenMessagesWereLost(t *testing.T) {
-	r, faults := faulty(t)
-	owner := r.enter("a")
-	w := r.wait(r.ask(newID("b"), minute))
-	faults.Partition()
-	require.EqualValues(t, 1, r.release(owner), "by another client")
-	faults.Heal()
-	faults.CutPubSub()
-	l := w.get()
-	r.owner(string(l.ID), 1)
-}
-
-func TestWaitOfADeadOwnerTakesItsLease(t *testing.T) {
-	r, _ := faulty(t)
-	_, err := r.acquire(newID("a"), time.Second, noPlace)
-	require.NoError(t, err)
-	start := time.Now()
-	w := r.wait(r.ask(newID("b"), minute))
-	require.Equal(t, store.WakeRecheck, w.get().Woken)
-	require.Less(t, time.Since(start), bound.Of(10*time.Second))
 }
 
 func TestRecheckAfter(t *testing.T) {
@@ -396,33 +359,6 @@ func TestADeafClientKeepsNoHold(t *testing.T) {
 	redistest.Eventually(t, limit, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 0 }, "the lease ends")
 	require.Less(t, time.Since(start), bound.Of(2*ttl))
 	require.ErrorIs(t, <-done, store.ErrUnsure)
-}
-
-// TestADeafClientKeepsNoLock has a client whose commands arrive, and who hears no answers.
-func TestADeafClientKeepsNoLock(t *testing.T) {
-	const ttl = 4 * time.Second
-	r, faults := faulty(t)
-	_, err := r.store.Try(t.Context(), r.ask(newID("x"), ttl)) // the server knows the script
-	require.NoError(t, err)
-	require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
-	faults.On(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
-	ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
-	defer cancel()
-	var ended atomic.Bool
-	go func() {
-		_, _ = r.store.Wait(ctx, r.ask(newID("deaf"), ttl), func(store.Progress) {})
-		ended.Store(true)
-	}()
-	redistest.Eventually(t, limit, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 1 }, "the deaf client has the lock")
-	other, err := New(r.rdb, Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, other.Close()) }()
-	start := time.Now()
-	_, err = other.Wait(t.Context(), r.ask(newID("b"), minute), func(store.Progress) {})
-	require.NoError(t, err)
-	require.Less(t, time.Since(start), bound.Of(2*ttl))
-	cancel()
-	redistest.Eventually(t, limit, ended.Load, "ended")
 }
 
 func TestWatch(t *testing.T) {
@@ -722,32 +658,6 @@ func TestRedissonWait(t *testing.T) {
 			require.NoError(t, r.release(field))
 		}
 	})
-}
-
-func TestClusterStore(t *testing.T) {
-	cluster := redistest.StartCluster(t)
-	s, err := New(cluster.Client(), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	require.NoError(t, s.(store.Checker).CheckServer(t.Context(), store.Ask{Name: "x", Limit: 1}))
-	var asks []store.Ask
-	for i := range 20 {
-		a, err := s.Check(store.Ask{Name: fmt.Sprint("lock ", i), ID: store.ID(newID("a")), TTL: minute, Limit: 1})
-		require.NoError(t, err)
-		_, err = s.Try(t.Context(), a)
-		require.NoError(t, err)
-		asks = append(asks, a)
-	}
-	var renewals []store.Renewal
-	for _, a := range asks {
-		renewals = append(renewals, store.Renewal{Lease: store.Lease{Ask: a}, TTL: minute, Count: 1})
-	}
-	for _, err := range append(s.Renew(t.Context(), renewals), s.Forget(t.Context(), asks)...) {
-		require.NoError(t, err)
-	}
-	for _, err := range s.Renew(t.Context(), renewals) {
-		require.ErrorIs(t, err, store.ErrGone)
-	}
 }
 
 func TestRenewalsShareOneWait(t *testing.T) {
