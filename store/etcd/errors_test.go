@@ -21,6 +21,7 @@ import (
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/etcdtest"
 	"github.com/go-relock/relock/store"
+	relocketcd "github.com/go-relock/relock/store/etcd"
 )
 
 func TestAWaitOutlastsErrorsThatPass(t *testing.T) {
@@ -161,4 +162,11 @@ func dialing(t *testing.T, fail func() error) *relock.Lock {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client.NewLock("address")
+}
+
+func TestNewRefusesAPrefixWithoutASlash(t *testing.T) {
+	_, err := relocketcd.New(connect(t), "locks")
+	require.ErrorContains(t, err, "slash")
+	_, err = relocketcd.New(nil, "")
+	require.ErrorContains(t, err, "nil")
 }
