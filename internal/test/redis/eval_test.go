@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,19 +23,47 @@ import (
 
 // When does a script of the user run, and what does it find?
 
-// incr adds to KEYS[1], and forgets it soon.
-const incr = "redis.call('INCRBY', KEYS[1], ARGV[1]) redis.call('PEXPIRE', KEYS[1], 500) return redis.call('GET', KEYS[1])"
+// incr adds to KEYS[1].
+const incr = "redis.call('INCRBY', KEYS[1], ARGV[1]) return redis.call('GET', KEYS[1])"
 
 // guard lets nobody in when KEYS[1] exists, and notes who is in.
 const guard = `local found = redis.call('GET', KEYS[1])
 	if found then return false, found end
-	if locked then redis.call('SET', KEYS[1], ARGV[1], 'PX', 500) end
+	if locked then redis.call('SET', KEYS[1], ARGV[1]) end
 	return true, {locked, ARGV[1]}`
 
 func key(name string) []string { return []string{"{" + name + "}:value"} }
 
+// scripted is an arena whose tests run scripts of their own. A script of a user is sent once, so a
+// peer waits for the answer of a busy server.
+type scripted struct{ *stage.Arena }
+
+// onScripted removes the values of the scripts in the end.
+func onScripted(t *testing.T, w *stage.Arena) scripted {
+	t.Helper()
+	t.Cleanup(func() {
+		for _, k := range redistest.Keys(t, w.Plain) {
+			if strings.HasSuffix(k, ":value") {
+				require.NoError(t, w.Plain.Del(context.Background(), k).Err())
+			}
+		}
+	})
+	return scripted{w}
+}
+
+func (w scripted) Peer(options ...relock.Option) *stage.Peer {
+	w.T.Helper()
+	return w.PeerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute }, options...)
+}
+
+// deaf is a peer that gives up an answer that is lost.
+func (w scripted) deaf(options ...relock.Option) *stage.Peer {
+	w.T.Helper()
+	return w.PeerOn(func(o *redis.Options) { o.ReadTimeout = time.Second }, append(options, relock.WithTTL(time.Minute))...)
+}
+
 func TestEvalRunsWhileTheSectionHasTheLock(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	rw := p.NewRWLock("rw")
 	for name, l := range map[string]*relock.Lock{
@@ -63,7 +92,7 @@ func TestEvalRunsWhileTheSectionHasTheLock(t *testing.T) {
 }
 
 func TestEvalOfALostSectionWritesNothing(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	for name, l := range map[string]*relock.Lock{"a": p.NewLock("a"), "rw": p.NewRWLock("rw").Writer(), "sem": p.NewSemaphore("sem", 2)} {
 		section := w.Enter(t.Context(), l)
@@ -81,7 +110,7 @@ func TestEvalOfALostSectionWritesNothing(t *testing.T) {
 // TestEvalOfALoanThatIsOverWritesNothing holds a script of a loan up until the loan is over, while
 // its lender still has the lock.
 func TestEvalOfALoanThatIsOverWritesNothing(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	lender, borrower := w.Peer(relock.WithTTL(4*time.Second)), w.Peer(relock.WithTTL(4*time.Second))
 	l, far := lender.NewLock("a"), borrower.NewLock("a")
 	section := w.Enter(t.Context(), l)
@@ -107,7 +136,7 @@ func TestEvalOfALoanThatIsOverWritesNothing(t *testing.T) {
 
 // TestEvalOfALapsedPermit has a permit whose lease is over, beside one whose lease is not.
 func TestEvalOfALapsedPermit(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	late := p.NewSemaphore("sem", 2)
 	section, other := w.Enter(t.Context(), late), w.Enter(t.Context(), w.Peer().NewSemaphore("sem", 2))
@@ -124,7 +153,7 @@ func TestEvalOfALapsedPermit(t *testing.T) {
 }
 
 func TestEvalSaysWhatIsWrongBeforeItSends(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	l, rw := p.NewLock("a"), p.NewRWLock("rw")
 	section, reading := w.Enter(t.Context(), l), w.Enter(t.Context(), rw.RLocker())
@@ -164,7 +193,7 @@ func TestEvalSaysWhatIsWrongBeforeItSends(t *testing.T) {
 func last3[T any](_ T, _ any, err error) error { return err }
 
 func TestAnErrorOfAScriptIsTheErrorOfEval(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	l := p.NewLock("a")
 	section := w.Enter(t.Context(), l)
@@ -193,9 +222,9 @@ func TestAnErrorOfAScriptIsTheErrorOfEval(t *testing.T) {
 }
 
 func TestEvalIsSentOnce(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	for what, lose := range stage.Breaks {
-		p := w.Peer(relock.WithTTL(5 * time.Second))
+		p := w.deaf()
 		l := p.NewLock("a")
 		section := w.Enter(t.Context(), l)
 		_, err := l.Eval(section, incr, key("a"), 1)
@@ -214,8 +243,8 @@ func TestEvalIsSentOnce(t *testing.T) {
 }
 
 func TestALateEvalDoesNotRunInTheNextSection(t *testing.T) {
-	w := stage.OnShared(t)
-	p := w.Peer(relock.WithTTL(5*time.Second), relock.WithLocalPass(0, time.Minute))
+	w := onScripted(t, stage.OnShared(t))
+	p := w.deaf(relock.WithLocalPass(0, time.Minute))
 	l := p.NewLock("a")
 	first := w.Enter(t.Context(), l)
 	_, err := l.Eval(first, incr, key("a"), 1) // loads the script
@@ -235,7 +264,7 @@ func TestALateEvalDoesNotRunInTheNextSection(t *testing.T) {
 
 // An Eval that was answered is over, and costs no pass.
 func TestALockIsPassedOnAfterAnEval(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer(relock.WithTTL(5*time.Second), relock.WithLocalPass(0, time.Minute))
 	l := p.NewLock("a")
 	first := w.Enter(t.Context(), l)
@@ -254,7 +283,7 @@ func TestALockIsPassedOnAfterAnEval(t *testing.T) {
 // TestAnErrorOfAScriptIsNoErrorOfTheServer has scripts write, and then fail with errors that would
 // ask for a repeat if they came from the server.
 func TestAnErrorOfAScriptIsNoErrorOfTheServer(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	l := w.Peer().NewLock("a")
 	for _, failure := range []string{"error({err='BUSY come later'})", "error('max number of clients reached')", "return redis.error_reply('LOADING')"} {
 		section := w.Enter(t.Context(), l)
@@ -271,7 +300,7 @@ func TestAnErrorOfAScriptIsNoErrorOfTheServer(t *testing.T) {
 }
 
 func TestEvalOfAServerThatRefusesHasNotRun(t *testing.T) {
-	w := stage.OnOwn(t)
+	w := onScripted(t, stage.OnOwn(t))
 	p := w.Peer(relock.WithTTL(5 * time.Second))
 	l := p.NewLock("a")
 	section := w.Enter(t.Context(), l)
@@ -289,7 +318,7 @@ func TestEvalOfAServerThatRefusesHasNotRun(t *testing.T) {
 }
 
 func TestTryLockIfLetsAScriptDecide(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p, other := w.Peer(), w.Peer()
 	l, far := p.NewLock("a"), other.NewLock("a")
 
@@ -320,7 +349,7 @@ func TestTryLockIfLetsAScriptDecide(t *testing.T) {
 // TestADeclinedLockGoesToTheNextWaiter has a script decline a lock whose lease has run out, while
 // somebody waits for it.
 func TestADeclinedLockIsNotTakenFromWaiters(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	l := p.NewLock("a")
 	section := w.Enter(t.Context(), l)
@@ -334,8 +363,8 @@ func TestADeclinedLockIsNotTakenFromWaiters(t *testing.T) {
 }
 
 func TestALostReplyOfTryLockIfIsAskedForAgain(t *testing.T) {
-	w := stage.OnShared(t)
-	p := w.Peer()
+	w := onScripted(t, stage.OnShared(t))
+	p := w.deaf()
 	l := p.NewLock("a")
 	for what, lose := range stage.Breaks {
 		section, _, err := l.TryLockIf(t.Context(), "return locked", nil)
@@ -351,7 +380,7 @@ func TestALostReplyOfTryLockIfIsAskedForAgain(t *testing.T) {
 }
 
 func TestRunIsOneScriptOfAFreeLock(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	l := p.NewLock("a")
 	for want := range 3 {
@@ -384,13 +413,13 @@ func TestRunIsOneScriptOfAFreeLock(t *testing.T) {
 }
 
 func TestAfterAStopRunRunsNoScript(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	l := w.Peer().NewLock("a")
 	stop, shutDown := context.WithCancel(t.Context())
 	ctx := relock.WithStop(t.Context(), stop)
 	section := w.Enter(ctx, l)
 	shutDown()
-	_, err := l.Run(section, incr, []string{"{a}:inside"}, 1)
+	_, err := l.Run(section, incr, []string{"{a}:inside:value"}, 1)
 	require.NoError(t, err, "calls inside of a section go on")
 	w.Leave(section, l)
 	_, err = l.Run(ctx, incr, key("a"), 1)
@@ -402,8 +431,8 @@ func TestAfterAStopRunRunsNoScript(t *testing.T) {
 
 // TestRunWaitsItsTurn has a holder that reads, waits and writes, and callers that add in between.
 func TestRunWaitsItsTurn(t *testing.T) {
-	w := stage.OnShared(t)
-	const add = "redis.call('INCRBY', KEYS[1], ARGV[1]) redis.call('PEXPIRE', KEYS[1], 60000)"
+	w := onScripted(t, stage.OnShared(t))
+	const add = "redis.call('INCRBY', KEYS[1], ARGV[1])"
 	var all sync.WaitGroup
 	for range 4 {
 		p := w.Peer()
@@ -430,7 +459,7 @@ func TestRunWaitsItsTurn(t *testing.T) {
 }
 
 func TestRunInsideOfASection(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	rw := p.NewRWLock("rw")
 	for name, l := range map[string]*relock.Lock{"a": p.NewLock("a"), "rw": rw.Writer(), "sem": p.NewSemaphore("sem", 2)} {
@@ -454,9 +483,9 @@ func TestRunInsideOfASection(t *testing.T) {
 }
 
 func TestRunIsSentOnce(t *testing.T) {
-	w := stage.OnShared(t)
+	w := onScripted(t, stage.OnShared(t))
 	for what, lose := range stage.Breaks {
-		p := w.Peer(relock.WithTTL(5 * time.Second))
+		p := w.deaf()
 		l := p.NewLock("a")
 		_, err := l.Run(t.Context(), incr, key("a"), 1)
 		require.NoError(t, err)
@@ -474,7 +503,7 @@ func TestRunIsSentOnce(t *testing.T) {
 
 // TestRunWaitsForAServerThatIsAway has a server that is killed, and gives no locks after its start.
 func TestRunWaitsForAServerThatIsAway(t *testing.T) {
-	w := stage.OnOwn(t)
+	w := onScripted(t, stage.OnOwn(t))
 	l := w.Peer(relock.WithTTL(5*time.Second), relock.WithRestartDelay(time.Second)).NewLock("a")
 	w.Server.Kill()
 	time.AfterFunc(time.Second, w.Server.Restart)
