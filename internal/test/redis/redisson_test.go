@@ -248,22 +248,31 @@ func TestAnUnlockWhilePubSubIsDownIsMadeUpForWhenItIsBack(t *testing.T) {
 }
 
 func TestAContendedLockInRedissonsLayoutIsSubscribedOnce(t *testing.T) {
-	const rounds = 20
-	w := stage.OnShared(t).ForRedisson()
-	p := w.Peer(stage.InRedisson()...)
-	l := p.NewLock("a")
-	asks := w.Answers(p)
-	for range rounds {
-		w.JavaLock("a")
-		before := asks()
-		waiter := w.Start(t.Context(), l)
-		w.AwaitAsks(asks, before+1)
-		w.JavaUnlock("a")
-		w.Leave(waiter.Section(), l)
-	}
-	require.Equal(t, 1, p.Faults.Commands("SUBSCRIBE"))
-	require.Zero(t, p.Faults.Commands("UNSUBSCRIBE"))
-	require.LessOrEqual(t, asks(), 2*rounds+rounds/2, "once subscribed, the first refusal is enough to wait")
+	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+		const rounds = 20
+		java, _ := w.NewRedis()
+		p := w.NewClient(stage.InRedisson()...)
+		l := p.NewLock("a")
+		acquires := func() int { return p.Net.Commands("EVALSHA", "EVAL") }
+		var asked []int // in each round
+		for range rounds {
+			require.NoError(t, java.HSet(t.Context(), "a", stage.JavaHolder, 1).Err())
+			require.NoError(t, java.PExpire(t.Context(), "a", time.Minute).Err())
+			before := acquires()
+			waiter := w.Start(t.Context(), l)
+			stage.Settle()
+			require.True(t, waiter.Waits())
+			require.NoError(t, java.Del(t.Context(), "a").Err())
+			require.NoError(t, java.Publish(t.Context(), stage.ChannelOf("a"), "0").Err())
+			section := waiter.Section()
+			asked = append(asked, acquires()-before)
+			w.Leave(section, l)
+			stage.Settle() // the message of the release is no message of the next round
+		}
+		require.Equal(t, 1, p.Net.Commands("SUBSCRIBE"))
+		require.Zero(t, p.Net.Commands("UNSUBSCRIBE"))
+		require.Equal(t, slices.Repeat([]int{2}, rounds-1), asked[1:], "once subscribed, the first refusal is enough to wait")
+	})
 }
 
 func TestTwoNamesThatShareAChannelAreStillTwoLocks(t *testing.T) {
