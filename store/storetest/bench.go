@@ -139,6 +139,13 @@ func (b *bench) requireTTL(from, to time.Duration) {
 	require.LessOrEqual(b.t, ttl, to)
 }
 
+// requireLasts fails unless the store keeps the lock for ttl from sent on: for all of the lease that a
+// hold counts on.
+func (b *bench) requireLasts(sent time.Time, ttl time.Duration) {
+	rest := b.look().TTL
+	require.GreaterOrEqual(b.t, rest+time.Since(sent), ttl-store.Margin(ttl), "the lease is shorter than told")
+}
+
 func (b *bench) requireGone(err error) {
 	require.ErrorIs(b.t, err, store.ErrGone)
 	require.NotErrorIs(b.t, err, store.ErrUnsure)
@@ -242,7 +249,7 @@ type waiter struct {
 	ask    store.Ask
 	cancel context.CancelFunc
 	queued chan struct{} // closed by the first progress with Queued
-	busy   *store.Busy   // the refusal of that progress
+	first  store.Progress
 	done   chan struct{} // closed behind lease, err and at
 	lease  store.Lease
 	err    error
@@ -270,7 +277,7 @@ func (b *bench) start(st store.Store, a store.Ask) *waiter {
 		defer close(w.done)
 		w.lease, w.err = st.Wait(ctx, a, func(p store.Progress) {
 			if p.Queued {
-				once.Do(func() { w.busy = p.Busy; close(w.queued) })
+				once.Do(func() { w.first = p; close(w.queued) })
 			}
 		})
 		w.at = time.Now()

@@ -348,19 +348,32 @@ func (b *bench) logPowers() {
 func watch(b *bench) {
 	watcher, ok := b.st.(store.Watcher)
 	require.True(b.t, ok, "the store is no store.Watcher: the harness must list Watch in Without")
-	l := b.take(b.st, b.ask(long))
+	who := client(b.ask(long).ID)
 	doubts, others := make(chan store.ID, 100), make(chan store.ID, 100)
-	stop := watcher.Watch(client(l.ID), func(id store.ID) { doubts <- id })
+	stop := watcher.Watch(who, func(id store.ID) { doubts <- id })
 	defer watcher.Watch("storetest/other", func(id store.ID) { others <- id })()
-	require.NoError(b.t, b.other.Break(b.ctx, l.Ask))
-	b.eventually("Watch tells of the broken hold", func() bool {
-		select {
-		case doubt := <-doubts:
-			return doubt == l.ID || doubt == "" // of all holds
-		default:
-			return false
-		}
-	})
+	asks := []func() store.Ask{b.exclusive, b.exclusive}
+	if b.promises(Kinds) {
+		asks = append(asks, b.writer, b.reader)
+	}
+	if b.promises(Semaphores) {
+		asks = append(asks, func() store.Ask { return b.permit(2) })
+	}
+	for _, ask := range asks {
+		b.begin(ask().Kind)
+		a := ask()
+		a.ID = newID(who)
+		l := b.take(b.st, a)
+		require.NoError(b.t, b.other.Break(b.ctx, l.Ask))
+		b.eventually("Watch tells of the broken hold", func() bool {
+			select {
+			case doubt := <-doubts:
+				return doubt == l.ID || doubt == "" // of all holds
+			default:
+				return false
+			}
+		})
+	}
 	for len(others) > 0 {
 		require.Empty(b.t, <-others, "Watch tells another client of the hold")
 	}

@@ -12,6 +12,7 @@ import (
 var holdTests = []test{
 	{name: "Enter sets the count", run: enterCount},
 	{name: "Enter sets the lease", run: enterLease},
+	{name: "Enter without a TTL leaves the lease unchanged", run: enterUnchanged},
 	{name: "Enter never shortens a lease", run: enterShort},
 	{name: "Release twice is once", run: releaseTwice},
 	{name: "Commands of an old hold change nothing", run: oldHold},
@@ -28,6 +29,7 @@ var renewTests = []test{
 	{name: "Renew sets the lease and the count", run: renewLease},
 	{name: "Renew never shortens a lease", run: renewShort},
 	{name: "Renew keeps a lease from ending", run: renewKeeps},
+	{name: "A lease of a month is as long as it says", run: month},
 	{name: "Renew of many says which are gone", run: renewMany},
 	{name: "A delay keeps a lock beyond its lease", run: delayKeeps},
 	{name: "A delay does not outlive a release", run: delayReleased},
@@ -54,11 +56,25 @@ func enterLease(b *bench) {
 	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 2)))
 	b.requireTTL(long/2, long)
 	l.TTL = 3 * long
+	sent := time.Now()
 	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 2)))
 	b.requireTTL(2*long, 3*long)
+	b.requireLasts(sent, l.TTL)
 	l.TTL = 0
 	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 3)))
 	b.requireTTL(2*long, 3*long)
+	b.release(l)
+}
+
+// enterUnchanged waits for longer than the margin of a lease before it leaves the lease unchanged.
+func enterUnchanged(b *bench) {
+	l := b.take(b.st, b.ask(long/6))
+	b.pause(2 * store.Margin(long/6))
+	unchanged := l
+	unchanged.TTL = 0
+	entered, err := b.st.Enter(b.ctx, unchanged, 2)
+	require.NoError(b.t, err)
+	require.False(b.t, entered.Until().After(time.Now().Add(b.look().TTL)), "Enter returns a lease that outlasts that of the store")
 	b.release(l)
 }
 
@@ -215,9 +231,11 @@ func renewLease(b *bench) {
 	a := b.ask(long)
 	l := b.take(b.st, a)
 	for range 2 {
+		sent := time.Now()
 		require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 3 * long, Count: 2}})[0])
 		b.requireOwner(a, 2)
 		b.requireTTL(2*long, 3*long)
+		b.requireLasts(sent, 3*long)
 	}
 	require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, Count: 1}})[0])
 	b.requireOwner(a, 1)
@@ -240,6 +258,26 @@ func renewKeeps(b *bench) {
 		require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 2 * b.h.TTL, Count: 1}})[0])
 		b.requireBusy(last(b.other.Try(b.ctx, b.ask(long))), l.ID)
 	}
+	w := b.wait(b.other, b.ask(long)) // which sees the end of the lease that comes first
+	require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: long, Count: 1}})[0])
+	b.pause(3 * b.h.TTL)
+	b.waits(w)
+	b.release(l)
+	b.release(b.get(w))
+}
+
+// month takes a lease with more milliseconds than 31 bits have, if Check admits it.
+func month(b *bench) {
+	a, err := b.st.Check(b.ask(30 * 24 * time.Hour))
+	if err != nil {
+		return
+	}
+	sent := time.Now()
+	l := b.take(b.st, a)
+	b.requireLasts(sent, a.TTL)
+	sent = time.Now()
+	require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: a.TTL, Count: 1}})[0])
+	b.requireLasts(sent, a.TTL)
 	b.release(l)
 }
 

@@ -50,6 +50,7 @@ func (b *bench) of(kind store.Kind, limit int) store.Ask {
 	return a
 }
 
+func (b *bench) exclusive() store.Ask   { return b.of(store.Mutex, 1) }
 func (b *bench) reader() store.Ask      { return b.of(store.ReadWrite, store.Unlimited) }
 func (b *bench) writer() store.Ask      { return b.of(store.ReadWrite, 1) }
 func (b *bench) permit(n int) store.Ask { return b.of(store.Semaphore, n) }
@@ -322,7 +323,7 @@ func permitTokens(b *bench) {
 // oneKind asks for each kind of lock while the name is another kind.
 func oneKind(b *bench) {
 	kinds := []func() store.Ask{
-		func() store.Ask { return b.of(store.Mutex, 1) }, b.reader, b.writer,
+		b.exclusive, b.reader, b.writer,
 	}
 	if b.promises(Semaphores) {
 		kinds = append(kinds, func() store.Ask { return b.permit(2) })

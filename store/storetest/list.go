@@ -47,7 +47,7 @@ func lists(b *bench) {
 		kinds = append(kinds, store.Semaphore)
 	}
 	var asks []store.Ask
-	for range 2 {
+	for range 120 / len(kinds) { // more than a page
 		for _, kind := range kinds {
 			b.begin(kind)
 			asks = append(asks, b.ask(long))

@@ -15,7 +15,7 @@ func readersTogether(b *bench) {
 	b.requireIn(0, first, second, third)
 	b.requireBusy(last(b.st.Try(b.ctx, b.writer())), first.ID, second.ID, third.ID)
 	w := b.wait(b.other, b.writer())
-	b.requireRefusal(w.busy, first.ID, second.ID, third.ID)
+	b.requireRefusal(w.first.Busy, first.ID, second.ID, third.ID)
 	for i, l := range []store.Lease{second, first, third} {
 		b.waits(w)
 		b.requireIn(1, []store.Lease{second, first, third}[i:]...)

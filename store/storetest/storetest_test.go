@@ -64,6 +64,19 @@ var mutants = map[string]mutant{
 	"tells nobody":                 {tellsNobody{Store: mem.New()}, "Watch tells the client of a broken hold"},
 	"leaves a lock out of a list":  {listsLess{mem.New()}, "List names each lock that somebody has"},
 	"ends with Close":              {&endsWithClose{Store: mem.New()}, "Close leaves commands working"},
+	"renews for less than it says": {renewsLess{mem.New()}, "Renew sets the lease and the count"},
+	"lets the seventh jump":        {&jumps{Store: mem.New()}, "Waiters are served in order"},
+	"knows no places":              {placeless{mem.New()}, "Waiters are served in order"},
+	"takes what should be over":    {takesOver{mem.New()}, "Renew keeps a lease from ending"},
+	"has 32 bits for a lease":      {wraps{mem.New()}, "A lease of a month is as long as it says"},
+	"counts Enter from the answer": {entersAnew{mem.New()}, "Enter without a TTL leaves the lease unchanged"},
+	"guesses the rest of a lease":  {guessesRest{mem.New()}, "Try of a busy lock says who has it"},
+	"takes A for a":                {folds{mem.New()}, "Names that look alike are several locks"},
+	"lists one page":               {listsPage{mem.New()}, "List names each lock that somebody has"},
+	"tells once":                   {tellsOnce{mem.New()}, "Watch tells the client of a broken hold"},
+	"tells of mutexes":             {tellsOfMutexes{mem.New()}, "Watch tells the client of a broken hold"},
+	"forgets all of a client":      {forgetsClient{mem.New()}, "Commands of an old hold change nothing"},
+	"takes its release for a loss": {losesOwn{mem.New()}, "Enter and Release outlast an interruption"},
 }
 
 // child is the variable that makes this program run the suite on a mutant.
@@ -404,4 +417,139 @@ func (s *endsWithClose) Release(ctx context.Context, l store.Lease) error {
 		return errors.New("the store is closed")
 	}
 	return s.Store.Release(ctx, l)
+}
+
+type renewsLess struct{ *mem.Store }
+
+func (s renewsLess) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	renewals = slices.Clone(renewals)
+	for i := range renewals {
+		renewals[i].TTL = renewals[i].TTL * 4 / 5
+	}
+	return s.Store.Renew(ctx, renewals)
+}
+
+// jumps puts each seventh waiter before the queue, as mem does with an ask inside a hold.
+type jumps struct {
+	*mem.Store
+	n atomic.Int64
+}
+
+func (s *jumps) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	if s.n.Add(1)%7 == 0 {
+		a.With = "nobody:1:1"
+	}
+	l, err := s.Store.Wait(ctx, a, progress)
+	l.With = ""
+	return l, err
+}
+
+type placeless struct{ *mem.Store }
+
+func (s placeless) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	return s.Store.Wait(ctx, a, func(p store.Progress) { p.Position = 0; progress(p) })
+}
+
+// takesOver has a waiter end the lease that it has seen, also if the lease was renewed.
+type takesOver struct{ *mem.Store }
+
+func (s takesOver) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	return s.Store.Wait(ctx, a, func(p store.Progress) {
+		seen := a
+		seen.ID = p.Busy.Owner
+		time.AfterFunc(p.Busy.TTL, func() { s.Forget(context.Background(), []store.Ask{seen}) })
+		progress(p)
+	})
+}
+
+type wraps struct{ *mem.Store }
+
+func (s wraps) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	wrapped := a
+	wrapped.TTL = max(time.Millisecond, time.Duration(int32(a.TTL.Milliseconds()))*time.Millisecond)
+	l, err := s.Store.Try(ctx, wrapped)
+	l.TTL = a.TTL
+	return l, err
+}
+
+type entersAnew struct{ *mem.Store }
+
+func (s entersAnew) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	l, err := s.Store.Enter(ctx, l, count)
+	l.Sent = time.Now()
+	return l, err
+}
+
+type guessesRest struct{ *mem.Store }
+
+func (s guessesRest) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	l, err := s.Store.Try(ctx, a)
+	var busy *store.Busy
+	if errors.As(err, &busy) {
+		busy.TTL = a.TTL
+	}
+	return l, err
+}
+
+type folds struct{ *mem.Store }
+
+func (s folds) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	name := a.Name
+	a.Name = strings.ToLower(name)
+	l, err := s.Store.Try(ctx, a)
+	l.Name = name
+	return l, err
+}
+
+type listsPage struct{ *mem.Store }
+
+func (s listsPage) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+	found, err := s.Store.List(ctx, a)
+	for name := range found {
+		if len(found) > 100 {
+			delete(found, name)
+		}
+	}
+	return found, err
+}
+
+type tellsOnce struct{ *mem.Store }
+
+func (s tellsOnce) Watch(client string, doubt func(store.ID)) (stop func()) {
+	var once sync.Once
+	return s.Store.Watch(client, func(id store.ID) { once.Do(func() { doubt(id) }) })
+}
+
+type tellsOfMutexes struct{ *mem.Store }
+
+func (s tellsOfMutexes) Break(ctx context.Context, a store.Ask) error {
+	if a.Kind == store.Mutex {
+		return s.Store.Break(ctx, a)
+	}
+	return s.Forget(ctx, []store.Ask{a})[0]
+}
+
+// forgetsClient frees the lock, if the client of the ask has it.
+type forgetsClient struct{ *mem.Store }
+
+func (s forgetsClient) Forget(ctx context.Context, asks []store.Ask) []error {
+	asks = slices.Clone(asks)
+	for i, a := range asks {
+		client, _, _ := strings.Cut(string(a.ID), ":1:")
+		if state, err := s.Look(ctx, a); err == nil && strings.HasPrefix(string(state.Owner), client) {
+			asks[i].ID = state.Owner
+		}
+	}
+	return s.Store.Forget(ctx, asks)
+}
+
+// losesOwn takes the answer to its own repeat for a loss.
+type losesOwn struct{ *mem.Store }
+
+func (s losesOwn) Release(ctx context.Context, l store.Lease) error {
+	err := s.Store.Release(ctx, l)
+	if errors.Is(err, store.ErrGone) {
+		return store.ErrGone
+	}
+	return err
 }
