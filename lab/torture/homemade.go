@@ -34,11 +34,19 @@ const (
 	Doubtful   Defect = "takes the answer to its own repeat for a loss"
 	Hopeful    Defect = "counts its lease from the answer"
 	Believing  Defect = "believes a grant, however old"
+	Nameless   Defect = "has one name for a whole process"
+	Extending  Defect = "renews whatever is there"
+	Absent     Defect = "keeps a lock whose caller has given up"
+	Early      Defect = "draws its token before it has the lock"
+	Trusting   Defect = "hears of a loss from the server alone"
+	Quitting   Defect = "does not renew again after an error"
+	Hasty      Defect = "does not wait for the answer to its unlock"
+	Nervous    Defect = "takes an error of a renewal for a loss"
 )
 
 var defects = []Defect{
 	Sound, Racy, Credulous, Careless, Forgetful, Silent, Impatient, Deaf, Scriptless, Counting, Leaky, Unfenced, Idle, Lying, Doubtful,
-	Hopeful, Believing,
+	Hopeful, Believing, Nameless, Extending, Absent, Early, Trusting, Quitting, Hasty, Nervous,
 }
 
 // HomeMade is the lock that people write themselves: SET NX with a lease, a goroutine that renews
@@ -53,7 +61,7 @@ func HomeMade(d Defect) *Library {
 		promises |= Shares | Leads | Remembers | HandsOn | Knows // which nobody makes well in this way
 	}
 	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: promises, Claim: "SET NX with a lease, renewed, and a compare-and-delete; nothing is written down", Keeps: []string{"{*}:token"}, Open: func(s Setup) (Locker, error) {
-		h := &homeMade{ttl: s.TTL, defect: d, rdb: s.Redis(func(o *redis.UniversalOptions) {
+		h := &homeMade{ttl: s.TTL, defect: d, name: uuid.NewString(), rdb: s.Redis(func(o *redis.UniversalOptions) {
 			o.ContextTimeoutEnabled = true
 			if d == Credulous || d == Lying {
 				o.MaxRetries = -1 // go-redis hides few errors then
@@ -74,6 +82,7 @@ type homeMade struct {
 	rdb    redis.UniversalClient
 	ttl    time.Duration
 	defect Defect
+	name   string // of the process
 }
 
 var (
@@ -114,6 +123,8 @@ func (h *homeMade) take(ctx context.Context, key, value string) (bool, error) {
 			return false, err
 		}
 		return true, h.rdb.Set(ctx, key, value, h.ttl).Err()
+	case Nameless: // a repeat would be another call of this process
+		return h.rdb.SetNX(ctx, key, value, h.ttl).Result()
 	case Forgetful:
 		return h.rdb.SetNX(ctx, key, value, 0).Result()
 	case Counting:
@@ -129,9 +140,20 @@ func (h *homeMade) Lock(ctx context.Context, name string) (*Held, error) {
 	if h.defect == Leaky {
 		h.rdb.SAdd(ctx, key+":waiters", value)
 	}
+	if h.defect == Nameless {
+		value = h.name
+	}
+	var drawn func(context.Context) (int64, error)
+	if h.defect == Early {
+		token, err := h.rdb.Incr(ctx, key+":token").Result()
+		drawn = func(context.Context) (int64, error) { return token, err }
+	}
 	for {
-		sent := time.Now()
-		bounded, cancel := context.WithTimeout(ctx, h.ttl/4)
+		sent, sending := time.Now(), ctx
+		if h.defect == Absent && ctx.Err() == nil {
+			sending = context.WithoutCancel(ctx)
+		}
+		bounded, cancel := context.WithTimeout(sending, h.ttl/4)
 		ok, err := h.take(bounded, key, value)
 		cancel()
 		switch {
@@ -142,7 +164,14 @@ func (h *homeMade) Lock(ctx context.Context, name string) (*Held, error) {
 			if h.defect == Leaky {
 				h.rdb.SRem(ctx, key+":waiters", value)
 			}
-			return h.held(key, value, sent), nil
+			held := h.held(key, value, sent)
+			if h.defect == Absent && ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if drawn != nil {
+				held.Token = drawn
+			}
+			return held, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case isRefusal(err):
@@ -213,6 +242,13 @@ func (h *homeMade) wait(ctx context.Context, key string) error {
 	return nil
 }
 
+func (h *homeMade) renew(ctx context.Context, key, value string) (bool, error) {
+	if h.defect == Extending {
+		return h.rdb.PExpire(ctx, key, h.ttl).Result()
+	}
+	return h.run(ctx, renewScript, key, value, h.ttl.Milliseconds())
+}
+
 // held keeps a lease alive until it is unlocked or lost.
 func (h *homeMade) held(key, value string, sent time.Time) *Held {
 	lost, left := make(chan struct{}), make(chan struct{})
@@ -220,17 +256,20 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 		return &Held{Unlock: func(ctx context.Context) error { return h.rdb.Del(ctx, key).Err() }}
 	}
 	go func() {
-		every := h.ttl / 3
-		end, next := time.NewTimer(time.Until(sent.Add(h.ttl))), time.NewTicker(every)
+		every, lease := h.ttl/3, h.ttl
+		if h.defect == Trusting {
+			lease = time.Hour
+		}
+		end, next := time.NewTimer(time.Until(sent.Add(lease))), time.NewTicker(every)
 		defer end.Stop()
 		defer next.Stop()
 		renewed := make(chan time.Time, 1) // the time when it was sent; zero: the lock is gone
-		for busy := false; ; {
+		for busy, quit := false, false; ; {
 			select {
 			case <-left:
 				return
 			case <-next.C:
-				if busy || h.defect == Impatient {
+				if busy || quit || h.defect == Impatient {
 					continue
 				}
 				busy = true
@@ -238,8 +277,8 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 					sent := time.Now()
 					ctx, cancel := context.WithTimeout(context.Background(), every)
 					defer cancel()
-					switch ok, err := h.run(ctx, renewScript, key, value, h.ttl.Milliseconds()); {
-					case err == nil && !ok:
+					switch ok, err := h.renew(ctx, key, value); {
+					case err == nil && !ok, err != nil && h.defect == Nervous:
 						sent = time.Time{}
 					case err != nil:
 						sent = sent.Add(-h.ttl) // the lease is not longer for it
@@ -248,10 +287,10 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 				}()
 			case at := <-renewed:
 				busy = false
-				if at.IsZero() {
+				if quit = h.defect == Quitting && time.Since(at) >= h.ttl; at.IsZero() {
 					end.Reset(0)
 				} else if time.Since(at) < h.ttl {
-					end.Reset(time.Until(at.Add(h.ttl)))
+					end.Reset(time.Until(at.Add(lease)))
 				}
 			case <-end.C:
 				if h.defect != Silent && h.defect != Impatient {
@@ -268,6 +307,9 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 		case Careless:
 			return h.rdb.Del(ctx, key).Err()
 		case Idle:
+			return nil
+		case Hasty:
+			go func() { _, _ = h.run(context.WithoutCancel(ctx), freeScript, key, value) }()
 			return nil
 		case Lying:
 			_, _ = h.run(ctx, freeScript, key, value)

@@ -128,46 +128,29 @@ var Scenarios = []*Scenario{
 	{
 		Name: "late-unlock", Any: true, Alone: true, Defect: Careless, Text: "The holder's way is silent until its lease is over and the next one is in; then its Unlock arrives. It frees the lock of the next one.",
 		Run: func(w *World) {
-			first, second, third := w.Join(), w.Join(), w.Join()
-			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
-			defer cancel()
-			held, err := first.Lock(ctx, name)
-			if err != nil {
-				w.Wrong("the first one gets no free lock: %v", err)
-				return
-			}
-			if w.faulty {
+			first, second := w.Join(), w.Join()
+			w.UnlocksLate(first, second, func(ctx context.Context, held *Held) (arrive func()) {
 				first.Faults.Partition()
-			} else if err := held.Unlock(ctx); err != nil {
-				w.Wrong("unlock: %v", err)
-			}
-			arrived := make(chan struct{}) // the late Unlock
-			var all sync.WaitGroup
-			all.Go(func() {
-				// It works until the late Unlock has long arrived.
-				v := second.visit(ctx, w.Turns[0], func(time.Time) bool {
-					select {
-					case <-arrived:
-						return true
-					default:
-						return false
-					}
-				})
-				if v.Err != nil {
-					w.Late("the second one gets no lock after the lease: %v", v.Err)
+				return func() {
+					first.Faults.Heal()
+					_ = held.Unlock(ctx)
 				}
 			})
-			second.waitIn()
-			for range 20 {
-				all.Go(func() { third.Visit(ctx, w.TTL/20) })
-			}
-			w.Fault(func() {
-				first.Faults.Heal()
+		},
+	},
+	{
+		Name: "own-unlock", Alone: true, Defect: Nameless, Text: "The command of an Unlock arrives when its lease is over and the next one is in, which is of the same process.",
+		Run: func(w *World) {
+			c := w.Join()
+			c.Comes(w.Patience, "before the trouble") // the server knows the script of the Unlock then
+			c.in.Store(false)
+			w.UnlocksLate(c, c, func(ctx context.Context, held *Held) (arrive func()) {
+				rule := c.Faults.Once(writes, redistest.Hold())
+				ctx, cancel := context.WithTimeout(ctx, w.TTL/4)
+				defer cancel()
 				_ = held.Unlock(ctx)
-				time.Sleep(w.TTL / 4) // those who wait find the lock that it has freed
+				return rule.LetGo
 			})
-			close(arrived)
-			all.Wait()
 		},
 	},
 	{
@@ -275,6 +258,17 @@ var Scenarios = []*Scenario{
 		},
 	},
 
+	{
+		Name: "keeps-refused", Defect: Nervous, Needs: Renews, Text: "The server refuses writes for want of replicas for a fifth of a lease, again and again.",
+		Run: func(w *World) {
+			w.Keeps(func(*Client) {
+				w.config("min-replicas-to-write", "1")
+				time.Sleep(w.TTL / 5)
+				w.config("min-replicas-to-write", "0")
+				time.Sleep(w.TTL / 2)
+			})
+		},
+	},
 	{
 		Name: "renewals", Any: true, Needs: Renews | Tells, Defect: Impatient, Text: "Holders in a crowd work for up to a lease and a quarter, while answers are lost and connections are cut. " + exclusion,
 		Run: func(w *World) {
@@ -420,7 +414,7 @@ var Scenarios = []*Scenario{
 
 	// Callers and processes.
 	{
-		Name: "cancelled-waits", Any: true, Defect: Leaky, Text: "A hundred callers wait for a lock that is held for a second, and give up at random. The next one gets no lock, or something is left.",
+		Name: "cancelled-waits", Any: true, Defect: Leaky, Text: "A hundred callers wait for a lock that is held for a second, and give up at random. Others give up while the answer that gives them the lock is on its way. The next one gets no lock, or something is left.",
 		Run: func(w *World) {
 			holder, crowd := w.Join(), w.Join()
 			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
@@ -445,6 +439,15 @@ var Scenarios = []*Scenario{
 				w.Wrong("unlock: %v", err)
 			}
 			all.Wait()
+			w.Fault(func() {
+				crowd.Faults.Delay(w.TTL / 20)
+				for range 10 {
+					ctx, cancel := context.WithTimeout(ctx, w.between(0, 3*w.TTL/40))
+					crowd.Visit(ctx, time.Millisecond)
+					cancel()
+				}
+				crowd.Faults.Delay(0)
+			})
 			holder.Comes(w.TTL+time.Second+w.Grace, "after all have given up")
 		},
 	},
@@ -512,7 +515,7 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "fence", Any: true, Defect: Unfenced, Needs: Fences, Text: "The same, and it writes before it looks. Its token is not smaller than that of the next one, so no resource can refuse it.",
+		Name: "fence", Any: true, Defect: Unfenced, Needs: Fences, Text: "The same, and it writes before it looks. Its token is not smaller than that of the next one, so no resource can refuse it. Or a holder draws a token that is not larger than that of the one before.",
 		Run: func(w *World) {
 			p := w.child()
 			p.Send("token")
@@ -534,7 +537,26 @@ var Scenarios = []*Scenario{
 				w.Wrong("tokens %d and then %d, %v", older, newer, err)
 			}
 			w.Fault(p.Resume)
+			drawing, cancel := context.WithTimeout(w.T.Context(), 2*w.Patience)
+			defer cancel()
+			var all sync.WaitGroup
+			for range 8 {
+				all.Go(func() {
+					held, err := next.lockFor(name, w.Patience)
+					if err != nil {
+						return // late is for other scenarios
+					}
+					if token, err := held.Token(drawing); err != nil || token <= newer {
+						w.Wrong("tokens %d and then %d, %v", newer, token, err)
+					} else {
+						newer = token // behind the lock
+					}
+					_ = held.Unlock(drawing)
+				})
+			}
+			time.Sleep(w.TTL / 20)
 			_ = held.Unlock(ctx)
+			all.Wait()
 		},
 	},
 

@@ -155,16 +155,31 @@ func version(t *testing.T) string {
 
 // A scenario in which nothing can fail shows nothing.
 func TestAHomeMadeLockWithTheDefectFails(t *testing.T) {
-	eachScenario(t, func(t *testing.T, s *Scenario) {
-		var v Verdict
-		for range 3 { // troubles come at random
-			if v = torment(t, s, HomeMade(s.Defect), true, func(w *World) { w.Patience = 2 * w.TTL }); len(v.all()) > 0 {
-				break
-			}
+	eachScenario(t, func(t *testing.T, s *Scenario) { requireFails(t, s, s.Defect) }, Scenarios)
+}
+
+func requireFails(t *testing.T, s *Scenario, d Defect) {
+	t.Helper()
+	var v Verdict
+	for range 3 { // troubles come at random
+		if v = torment(t, s, HomeMade(d), true, func(w *World) { w.Patience = 2 * w.TTL }); len(v.all()) > 0 {
+			break
 		}
-		require.NotEmpty(t, v.all(), "a lock that %s passes", s.Defect)
-		t.Log(v.all()[0])
-	}, Scenarios)
+	}
+	require.NotEmpty(t, v.all(), "a lock that %s passes", d)
+	t.Log(v.all()[0])
+}
+
+// A scenario may convict more defects than the one that it names.
+func TestADefectThatNoScenarioNamesFails(t *testing.T) {
+	for d, scenario := range map[Defect]string{
+		Extending: "deleted", Absent: "cancelled-waits", Early: "fence", Trusting: "partition", Quitting: "keeps-refused", Hasty: "unlock",
+	} {
+		t.Run(string(d), func(t *testing.T) {
+			t.Parallel()
+			requireFails(t, scenarioOf(scenario), d)
+		})
+	}
 }
 
 // Each of these is convicted each time, by a scenario that names another defect, or that once

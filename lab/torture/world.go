@@ -316,11 +316,15 @@ func (c *Client) visit(ctx context.Context, t Turn, isDone func(since time.Time)
 
 // Comes says that the client gets the lock within a time.
 func (c *Client) Comes(within time.Duration, when string) {
+	c.comes(within, when, time.Millisecond)
+}
+
+func (c *Client) comes(within time.Duration, when string, work time.Duration) {
 	ctx, cancel := context.WithTimeout(c.w.T.Context(), within)
 	defer cancel()
 	var v Visit
 	for began := time.Now(); time.Since(began) < within; time.Sleep(20 * time.Millisecond) {
-		if v = c.visit(ctx, c.w.Turns[0], lasting(time.Millisecond)); v.Err == nil {
+		if v = c.visit(ctx, c.w.Turns[0], lasting(work)); v.Err == nil {
 			return
 		}
 	}
@@ -415,6 +419,50 @@ func (w *World) Keeps(trouble func(holder *Client)) {
 	}
 }
 
+// UnlocksLate has an Unlock of the first one arrive when the second one is in. hold keeps it back.
+func (w *World) UnlocksLate(first, second *Client, hold func(ctx context.Context, held *Held) (arrive func())) {
+	third := w.Join()
+	ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
+	defer cancel()
+	held, err := first.Lock(ctx, name)
+	if err != nil {
+		w.Wrong("the first one gets no free lock: %v", err)
+		return
+	}
+	arrive := func() {}
+	if w.faulty {
+		arrive = hold(ctx, held)
+	} else if err := held.Unlock(ctx); err != nil {
+		w.Wrong("unlock: %v", err)
+	}
+	arrived := make(chan struct{}) // the late Unlock
+	var all sync.WaitGroup
+	all.Go(func() {
+		// It works until the late Unlock has long arrived.
+		v := second.visit(ctx, w.Turns[0], func(time.Time) bool {
+			select {
+			case <-arrived:
+				return true
+			default:
+				return false
+			}
+		})
+		if v.Err != nil {
+			w.Late("the second one gets no lock after the lease: %v", v.Err)
+		}
+	})
+	second.waitIn()
+	for range 20 {
+		all.Go(func() { third.Visit(ctx, w.TTL/20) })
+	}
+	w.Fault(func() {
+		arrive()
+		time.Sleep(w.TTL / 4) // those who wait find the lock that it has freed
+	})
+	close(arrived)
+	all.Wait()
+}
+
 // Unlocks has a client lock and unlock, with a trouble at the Unlock. Each turn has a lock of its own,
 // and leases are so long that nobody gets a lock by the end of one: an Unlock without an error has
 // freed its lock.
@@ -448,6 +496,30 @@ func (w *World) Unlocks(trouble func(holder *Client)) {
 			w.Wrong("Unlock of a lock that was held: %v", err)
 		}
 	}
+	if !w.Library.Calm { // a server that the Unlock has not reached may keep its lease
+		w.unlocksLast(holder, next)
+	}
+}
+
+// unlocksLast has a process end when its Unlock has returned: nothing of it reaches the server any more.
+func (w *World) unlocksLast(holder, next *Client) {
+	held, err := holder.lockFor(name, w.Patience)
+	if err != nil {
+		w.Late("no free lock within %s: %v", w.Patience, err)
+		return
+	}
+	w.Fault(func() { holder.Faults.Delay(w.TTL / 100) })
+	ctx, cancel := context.WithTimeout(w.T.Context(), w.TTL/4)
+	defer cancel()
+	err = held.Unlock(ctx)
+	w.Fault(holder.Faults.Partition)
+	if held, late := next.lockFor(name, w.TTL/2); err == nil && late != nil {
+		w.Wrong("Unlock says that all is well, the process ends, and the lock is not free %s later: %v", w.TTL/2, late)
+	} else if late == nil {
+		_ = held.Unlock(w.T.Context())
+	}
+	holder.Faults.Delay(0)
+	holder.Faults.Heal()
 }
 
 func (c *Client) lockFor(guarded string, within time.Duration) (*Held, error) {
@@ -463,6 +535,7 @@ func (c *Client) lockFor(guarded string, within time.Duration) (*Held, error) {
 }
 
 // Loses has a holder lose its lock by a trouble. It has to be told within a time; its work ends then.
+// The next one works for so long that a renewal of its lease by the first one keeps that from being told.
 func (w *World) Loses(within time.Duration, trouble func(holder *Client)) {
 	holder, other := w.Join(), w.Join()
 	done := make(chan Visit, 1)
@@ -474,7 +547,7 @@ func (w *World) Loses(within time.Duration, trouble func(holder *Client)) {
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)
-		other.Comes(2*w.TTL+w.Patience, "the next one")
+		other.comes(2*w.TTL+w.Patience, "the next one", 5*w.TTL/4)
 	}()
 	v := <-done
 	switch {
