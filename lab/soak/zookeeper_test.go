@@ -63,10 +63,11 @@ func (w *zkWorld) settle() {}
 func (w *zkWorld) left() (nodes []string) {
 	for _, name := range w.names() {
 		children, _, err := w.plain.Children("/" + name)
-		if err == nil {
-			for _, child := range children {
-				nodes = append(nodes, path.Join(name, child))
-			}
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+			nodes = append(nodes, path.Join(name, err.Error())) // the caller looks again
+		}
+		for _, child := range children {
+			nodes = append(nodes, path.Join(name, child))
 		}
 	}
 	return nodes
