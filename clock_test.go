@@ -11,6 +11,7 @@ import (
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store/mem"
+	"github.com/go-relock/relock/ticket"
 )
 
 // What does a client believe when its machine was suspended, or when its clock was set? The
@@ -68,7 +69,7 @@ func TestCallsInALeaseThatIsOverByTheWallClockFindTheLoss(t *testing.T) {
 		"Lock":   func(l *relock.Lock, ctx context.Context) error { _, err := l.Lock(ctx); return err },
 		"Unlock": func(l *relock.Lock, ctx context.Context) error { return l.Unlock(ctx) },
 		"Token":  func(l *relock.Lock, ctx context.Context) error { _, err := l.Token(ctx); return err },
-		"Lend":   func(l *relock.Lock, ctx context.Context) error { _, err := l.Lend(ctx); return err },
+		"Lend":   func(l *relock.Lock, ctx context.Context) error { _, err := ticket.Lend(ctx, l); return err },
 	}
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {

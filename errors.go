@@ -69,7 +69,7 @@ var (
 	// caller holds nothing new, and should leave the sections around the call, if there are any.
 	ErrDeadlock = store.ErrDeadlock
 
-	// ErrTicket reports a [Ticket] that cannot be used: it was used before, has expired, is for
+	// ErrTicket reports a ticket that cannot be used: it was used before, has expired, is for
 	// another lock or another use, or its lender has too many open loans. Nothing was changed.
 	ErrTicket = store.ErrTicket
 
@@ -77,7 +77,7 @@ var (
 	// lock. The borrower still has the lock until its Unlock, or the end of the lease.
 	ErrRecalled = store.ErrRecalled
 
-	// ErrHandedOff is the cause of a section's context after [Lock.HandOff], and the error of its
+	// ErrHandedOff is the cause of a section's context after ticket.HandOff, and the error of its
 	// Unlock.
 	ErrHandedOff = errors.New("relock: lock handed off")
 

@@ -34,7 +34,6 @@ var _ Locker = (*Lock)(nil)
 //	Token, Held, Remaining, Count, Extend, Wanted   in a section
 //	State, Ask, ForceUnlock                         from outside, for operators
 //	Eval, Run, TryLockIf                            scripts in Redis
-//	Lend, Borrow, HandOff, ResumeTicket, Accept     sections that travel
 type Lock struct {
 	client   *Client
 	name     string
@@ -584,18 +583,18 @@ func (h *hold) freed(err error) error {
 	return nil
 }
 
-// Internal returns what the packages of this module that stand on a Lock need of it: leader and
-// once. Its type is internal to the module. For other programs it is of no use.
+// Internal returns what the packages of this module that stand on a Lock need of it: leader, once
+// and ticket. Its type is internal to the module. For other programs it is of no use.
 func (l *Lock) Internal() inside.Lock {
 	lead := func(ctx context.Context) (context.Context, error) {
 		return (&acquiring{lock: l, ctx: ctx, wait: forever, event: event.AcquireFinished{Leader: true}}).run()
 	}
 	if l.Err() != nil {
-		return inside.Lock{Lead: lead} // which says so
+		return inside.Lock{Lead: lead, Tickets: (*tickets)(l)} // which say so
 	}
 	c := l.client
 	return inside.Lock{
-		Store: c.store, Ask: l.ask, Life: c.life, Go: c.group.GoOpen, Lead: lead,
+		Store: c.store, Ask: l.ask, Life: c.life, Go: c.group.GoOpen, Lead: lead, Tickets: (*tickets)(l),
 		Log: func(level slog.Level, text string, attrs ...slog.Attr) {
 			c.log(l.settings.logger, level, text, attrs...)
 		},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
+	"github.com/go-relock/relock/ticket"
 )
 
 // lendTests are the promises of sections that are lent, handed off and resumed.
@@ -46,33 +47,33 @@ var lendTests = []test{
 }
 
 // lend returns a ticket that has gone through JSON, as on its way to another process.
-func (b *bench) lend(l *relock.Lock, section context.Context) relock.Ticket {
+func (b *bench) lend(l *relock.Lock, section context.Context) ticket.Ticket {
 	b.t.Helper()
-	t, err := l.Lend(section)
+	t, err := ticket.Lend(section, l)
 	return b.sent(t, err)
 }
 
-func (b *bench) sent(t relock.Ticket, err error) relock.Ticket {
+func (b *bench) sent(t ticket.Ticket, err error) ticket.Ticket {
 	b.t.Helper()
 	require.NoError(b.t, err)
 	text, err := json.Marshal(t)
 	require.NoError(b.t, err)
-	var got relock.Ticket
+	var got ticket.Ticket
 	require.NoError(b.t, json.Unmarshal(text, &got))
 	return got
 }
 
-func (b *bench) borrow(l *relock.Lock, t relock.Ticket) context.Context {
+func (b *bench) borrow(l *relock.Lock, t ticket.Ticket) context.Context {
 	b.t.Helper()
-	section, err := l.Borrow(b.ctx, t)
+	section, err := ticket.Borrow(b.ctx, l, t)
 	require.NoError(b.t, err)
 	require.NoError(b.t, section.Err())
 	return section
 }
 
-func (b *bench) accept(l *relock.Lock, t relock.Ticket) context.Context {
+func (b *bench) accept(l *relock.Lock, t ticket.Ticket) context.Context {
 	b.t.Helper()
-	section, err := l.Accept(b.ctx, t)
+	section, err := ticket.Accept(b.ctx, l, t)
 	require.NoError(b.t, err)
 	require.NoError(b.t, section.Err())
 	return section
@@ -114,7 +115,7 @@ func borrowRecalled(b *bench) {
 	require.ErrorIs(b.t, err, relock.ErrRecalled)
 	_, err = there.Lock(relock.WithSection(b.ctx, loan))
 	require.ErrorIs(b.t, err, relock.ErrRecalled)
-	_, err = there.Borrow(b.ctx, late)
+	_, err = ticket.Borrow(b.ctx, there, late)
 	b.requireKinds(err, relock.ErrLockLost)
 	b.unlock(there, loan)
 	b.unlock(l, b.enter(b.ctx, l))
@@ -178,9 +179,9 @@ func borrowRenewed(b *bench) {
 func borrowExtended(b *bench) {
 	l, there := b.lock(b.one, "a", relock.WithFixedLease(2*b.h.TTL)), b.lock(b.other, "a")
 	section := b.enter(b.ctx, l)
-	ticket := b.lend(l, section)
+	given := b.lend(l, section)
 	b.pause(b.h.TTL / 2)
-	loan := b.borrow(there, ticket)
+	loan := b.borrow(there, given)
 	for range 2 {
 		require.NoError(b.t, l.Extend(section, 4*b.h.TTL))
 		b.pause(3 * b.h.TTL)
@@ -252,19 +253,19 @@ func borrowNested(b *bench) {
 func ticketOnce(b *bench) {
 	l, there := b.locks()
 	section := b.enter(b.ctx, l)
-	ticket := b.lend(l, section)
-	loan := b.borrow(there, ticket)
+	given := b.lend(l, section)
+	loan := b.borrow(there, given)
 	for range 2 {
-		_, err := there.Borrow(b.ctx, ticket)
+		_, err := ticket.Borrow(b.ctx, there, given)
 		require.ErrorIs(b.t, err, relock.ErrTicket)
 		if there.Held(loan) {
 			b.unlock(there, loan)
 		}
 	}
 	b.unlock(l, section)
-	ticket = b.sent(l.HandOff(b.enter(b.ctx, l)))
-	section = b.accept(there, ticket)
-	_, err := l.Accept(b.ctx, ticket)
+	given = b.sent(ticket.HandOff(b.enter(b.ctx, l), l))
+	section = b.accept(there, given)
+	_, err := ticket.Accept(b.ctx, l, given)
 	b.requireKinds(err, relock.ErrLockLost)
 	require.NoError(b.t, section.Err())
 	b.unlock(there, section)
@@ -273,21 +274,21 @@ func ticketOnce(b *bench) {
 func ticketGone(b *bench) {
 	l, there := b.locks()
 	section := b.enter(b.ctx, l)
-	loan, resume := b.lend(l, section), b.sent(l.ResumeTicket(section))
+	loan, resume := b.lend(l, section), b.sent(ticket.ToResume(section, l))
 	b.unlock(l, section)
 	gone := func() {
-		_, err := there.Borrow(b.ctx, loan)
+		_, err := ticket.Borrow(b.ctx, there, loan)
 		b.requireLost(err, l, event.LossTaken)
-		_, err = there.Accept(b.ctx, resume)
+		_, err = ticket.Accept(b.ctx, there, resume)
 		b.requireLost(err, l, event.LossTaken)
 	}
 	gone()
 	section = b.enter(b.ctx, l)
 	gone()
 	require.NoError(b.t, section.Err())
-	handed := b.sent(l.HandOff(section))
+	handed := b.sent(ticket.HandOff(section, l))
 	require.NoError(b.t, there.ForceUnlock(b.ctx))
-	_, err := there.Accept(b.ctx, handed)
+	_, err := ticket.Accept(b.ctx, there, handed)
 	b.requireLost(err, l, event.LossTaken)
 }
 
@@ -295,33 +296,33 @@ func ticketWrong(b *bench) {
 	l, there := b.locks()
 	other := b.lock(b.other, "b")
 	section := b.enter(b.ctx, l)
-	loan, resume := b.lend(l, section), b.sent(l.ResumeTicket(section))
-	with := func(t relock.Ticket, change func(*relock.Ticket)) relock.Ticket { change(&t); return t }
-	for what, ticket := range map[string]relock.Ticket{
+	loan, resume := b.lend(l, section), b.sent(ticket.ToResume(section, l))
+	with := func(t ticket.Ticket, change func(*ticket.Ticket)) ticket.Ticket { change(&t); return t }
+	for what, given := range map[string]ticket.Ticket{
 		"no ticket":    {},
 		"other use":    resume,
-		"no expiry":    with(loan, func(t *relock.Ticket) { t.Expires = time.Time{} }),
-		"expired":      with(loan, func(t *relock.Ticket) { t.Expires = time.Now().Add(-time.Minute) }),
-		"expired 1970": with(loan, func(t *relock.Ticket) { t.Expires = time.Unix(0, 0) }),
-		"expired 1969": with(loan, func(t *relock.Ticket) { t.Expires = time.Unix(-1, 0) }),
-		"no hold":      with(loan, func(t *relock.Ticket) { t.Hold = "" }),
-		"no ID":        with(loan, func(t *relock.Ticket) { t.ID = "" }),
-		"wrong ID":     with(loan, func(t *relock.Ticket) { t.ID = "x:y" }),
-		"no token":     with(loan, func(t *relock.Ticket) { t.Token = 0 }),
-		"no lease":     with(loan, func(t *relock.Ticket) { t.TTL = 0 }),
-		"long lease":   with(loan, func(t *relock.Ticket) { t.TTL = 2 * relock.MaxTTL }),
-		"wrong delay":  with(loan, func(t *relock.Ticket) { t.Delay = -1 }),
-		"unknown use":  with(loan, func(t *relock.Ticket) { t.Use = "x" }),
+		"no expiry":    with(loan, func(t *ticket.Ticket) { t.Expires = time.Time{} }),
+		"expired":      with(loan, func(t *ticket.Ticket) { t.Expires = time.Now().Add(-time.Minute) }),
+		"expired 1970": with(loan, func(t *ticket.Ticket) { t.Expires = time.Unix(0, 0) }),
+		"expired 1969": with(loan, func(t *ticket.Ticket) { t.Expires = time.Unix(-1, 0) }),
+		"no hold":      with(loan, func(t *ticket.Ticket) { t.Hold = "" }),
+		"no ID":        with(loan, func(t *ticket.Ticket) { t.ID = "" }),
+		"wrong ID":     with(loan, func(t *ticket.Ticket) { t.ID = "x:y" }),
+		"no token":     with(loan, func(t *ticket.Ticket) { t.Token = 0 }),
+		"no lease":     with(loan, func(t *ticket.Ticket) { t.TTL = 0 }),
+		"long lease":   with(loan, func(t *ticket.Ticket) { t.TTL = 2 * relock.MaxTTL }),
+		"wrong delay":  with(loan, func(t *ticket.Ticket) { t.Delay = -1 }),
+		"unknown use":  with(loan, func(t *ticket.Ticket) { t.Use = "x" }),
 	} {
-		_, err := there.Borrow(b.ctx, ticket)
+		_, err := ticket.Borrow(b.ctx, there, given)
 		require.ErrorIs(b.t, err, relock.ErrTicket, what)
 	}
-	_, err := other.Borrow(b.ctx, loan)
+	_, err := ticket.Borrow(b.ctx, other, loan)
 	require.ErrorIs(b.t, err, relock.ErrTicket)
 	require.ErrorContains(b.t, err, l.Key())
-	_, err = there.Accept(b.ctx, loan)
+	_, err = ticket.Accept(b.ctx, there, loan)
 	require.ErrorIs(b.t, err, relock.ErrTicket)
-	_, err = there.Accept(b.ctx, with(resume, func(t *relock.Ticket) { t.Expires = time.Now().Add(-time.Minute) }))
+	_, err = ticket.Accept(b.ctx, there, with(resume, func(t *ticket.Ticket) { t.Expires = time.Now().Add(-time.Minute) }))
 	require.ErrorIs(b.t, err, relock.ErrTicket)
 	require.NotContains(b.t, loan.String(), loan.ID)
 	require.NoError(b.t, section.Err())
@@ -332,23 +333,23 @@ func ticketWrong(b *bench) {
 func borrowLimits(b *bench) {
 	l, there := b.locks()
 	section := b.enter(b.ctx, l)
-	ticket := b.lend(l, section)
-	_, err := l.Borrow(section, ticket)
+	given := b.lend(l, section)
+	_, err := ticket.Borrow(section, l, given)
 	b.requireKinds(err, relock.ErrInvalid)
-	loan := b.borrow(there, ticket)
-	_, err = there.Lend(loan)
+	loan := b.borrow(there, given)
+	_, err = ticket.Lend(loan, there)
 	b.requireKinds(err, relock.ErrInvalid)
-	_, err = there.HandOff(loan)
+	_, err = ticket.HandOff(loan, there)
 	b.requireKinds(err, relock.ErrInvalid)
-	_, err = there.ResumeTicket(loan)
+	_, err = ticket.ToResume(loan, there)
 	b.requireKinds(err, relock.ErrInvalid)
 	b.requireKinds(there.Extend(loan, long), relock.ErrInvalid)
-	_, err = there.Lend(b.ctx)
+	_, err = ticket.Lend(b.ctx, there)
 	b.requireKinds(err, relock.ErrNotHeld)
 	require.NoError(b.t, loan.Err())
 	b.unlock(there, loan)
 	b.unlock(l, section)
-	_, err = l.Lend(section)
+	_, err = ticket.Lend(section, l)
 	b.requireKinds(err, relock.ErrNotHeld)
 }
 
@@ -357,11 +358,11 @@ func handOff(b *bench) {
 	section := b.enter(b.ctx, l)
 	token, err := l.Token(section)
 	require.NoError(b.t, err)
-	ticket := b.sent(l.HandOff(section))
+	given := b.sent(ticket.HandOff(section, l))
 	require.ErrorIs(b.t, context.Cause(section), relock.ErrHandedOff)
 	require.False(b.t, l.Held(section))
 	b.requireBusy(l)
-	next := b.accept(there, ticket)
+	next := b.accept(there, given)
 	require.ErrorIs(b.t, l.Unlock(section), relock.ErrHandedOff)
 	b.pause(3 * b.h.TTL)
 	require.NoError(b.t, next.Err(), "the lease is renewed")
@@ -376,7 +377,7 @@ func handOffQueue(b *bench) {
 	l, there := b.locks()
 	section := b.enter(b.ctx, l)
 	next := b.wait(b.ctx, l.Lock)
-	section = b.accept(there, b.sent(l.HandOff(section)))
+	section = b.accept(there, b.sent(ticket.HandOff(section, l)))
 	b.waits(next)
 	b.unlock(there, section)
 	b.unlock(l, b.get(next))
@@ -384,9 +385,9 @@ func handOffQueue(b *bench) {
 
 func handOffDropped(b *bench) {
 	l, there := b.locks(relock.WithTTL(b.h.TTL))
-	ticket := b.sent(l.HandOff(b.enter(b.ctx, l)))
+	given := b.sent(ticket.HandOff(b.enter(b.ctx, l), l))
 	section := b.enter(b.ctx, there)
-	_, err := there.Accept(b.ctx, ticket)
+	_, err := ticket.Accept(b.ctx, there, given)
 	b.requireKinds(err, relock.ErrLockLost)
 	b.unlock(there, section)
 }
@@ -395,21 +396,21 @@ func handOffNested(b *bench) {
 	l, there := b.locks()
 	outer := b.enter(b.ctx, l)
 	inner := b.enter(outer, l)
-	ticket := b.sent(l.HandOff(inner))
+	given := b.sent(ticket.HandOff(inner, l))
 	for _, section := range []context.Context{inner, outer} {
 		require.ErrorIs(b.t, context.Cause(section), relock.ErrHandedOff)
 		_, err := l.Lock(section)
 		require.ErrorIs(b.t, err, relock.ErrHandedOff)
 		require.ErrorIs(b.t, l.Unlock(section), relock.ErrHandedOff)
 	}
-	b.unlock(there, b.accept(there, ticket))
+	b.unlock(there, b.accept(there, given))
 }
 
 func handOffLent(b *bench) {
 	l, there := b.locks()
 	section := b.enter(b.ctx, l)
 	loan := b.borrow(there, b.lend(l, section))
-	_, err := l.HandOff(section)
+	_, err := ticket.HandOff(section, l)
 	b.requireKinds(err, relock.ErrInvalid)
 	require.NoError(b.t, section.Err())
 	b.unlock(there, loan)
@@ -420,15 +421,15 @@ func resumeDead(b *bench) {
 	dead := b.client(relock.WithTTL(b.h.TTL))
 	l, there := b.lock(dead, "a"), b.lock(b.other, "a")
 	section := b.enter(b.ctx, l)
-	ticket := b.sent(l.ResumeTicket(section))
+	given := b.sent(ticket.ToResume(section, l))
 	require.NoError(b.t, section.Err())
 	next := b.wait(b.ctx, there.Lock)
 	require.NoError(b.t, dead.Close())
-	resumed := b.accept(there, ticket)
+	resumed := b.accept(there, given)
 	b.waits(next)
 	token, err := there.Token(resumed)
 	require.NoError(b.t, err)
-	require.Equal(b.t, ticket.Token, token)
+	require.Equal(b.t, given.Token, token)
 	b.pause(2 * b.h.TTL)
 	b.waits(next)
 	b.unlock(there, resumed)
@@ -438,8 +439,8 @@ func resumeDead(b *bench) {
 func resumeAlive(b *bench) {
 	l, there := b.locks(relock.WithTTL(b.h.TTL))
 	section := b.enter(b.ctx, l)
-	ticket := b.sent(l.ResumeTicket(section))
-	resumed := b.accept(there, ticket)
+	given := b.sent(ticket.ToResume(section, l))
+	resumed := b.accept(there, given)
 	require.Error(b.t, section.Err(), "the former section is over before the next one begins")
 	require.ErrorIs(b.t, l.Unlock(section), relock.ErrLockLost)
 	require.NoError(b.t, resumed.Err())
@@ -449,8 +450,8 @@ func resumeAlive(b *bench) {
 func resumeGivenUp(b *bench) {
 	l, there := b.locks(relock.WithTTL(3 * b.h.TTL))
 	section := b.enter(b.ctx, l)
-	ticket, holder := b.sent(l.ResumeTicket(section)), b.holder(section)
-	accepting := b.start(b.ctx, func(ctx context.Context) (context.Context, error) { return there.Accept(ctx, ticket) })
+	given, holder := b.sent(ticket.ToResume(section, l)), b.holder(section)
+	accepting := b.start(b.ctx, func(ctx context.Context) (context.Context, error) { return ticket.Accept(ctx, there, given) })
 	b.eventually("the hold moves", func() bool { return b.state(l).Holder != holder })
 	accepting.cancel(errMine)
 	require.ErrorIs(b.t, b.fails(accepting), errMine)
@@ -465,11 +466,11 @@ func lendMany(b *bench) {
 	var in room
 	lent := func(section context.Context) error {
 		in.visit()
-		ticket, err := l.Lend(section)
+		given, err := ticket.Lend(section, l)
 		if err != nil {
 			return err
 		}
-		loan, err := there.Borrow(b.ctx, ticket)
+		loan, err := ticket.Borrow(b.ctx, there, given)
 		if err != nil {
 			return err
 		}
@@ -477,11 +478,11 @@ func lendMany(b *bench) {
 		return errors.Join(there.Unlock(loan), l.Unlock(section))
 	}
 	handed := func(section context.Context) error {
-		ticket, err := l.HandOff(section)
+		given, err := ticket.HandOff(section, l)
 		if err != nil {
 			return err
 		}
-		section, err = there.Accept(b.ctx, ticket)
+		section, err = ticket.Accept(b.ctx, there, given)
 		if err != nil {
 			return err
 		}
@@ -512,8 +513,8 @@ func lendMany(b *bench) {
 
 // lendRefused is about stores and kinds of locks that cannot lend.
 func lendRefused(b *bench) {
-	ticket := relock.Ticket{
-		Use: relock.UseLoan, ID: uuid.NewString(), Hold: "a:1:1", Token: 1, TTL: long, Expires: time.Now().Add(long),
+	given := ticket.Ticket{
+		Use: ticket.UseLoan, ID: uuid.NewString(), Hold: "a:1:1", Token: 1, TTL: long, Expires: time.Now().Add(long),
 	}
 	locks := make(map[string]*relock.Lock)
 	if !b.promises(Lending) {
@@ -526,11 +527,11 @@ func lendRefused(b *bench) {
 		locks["of permits"] = b.semaphore(b.one, "c", 2)
 	}
 	for what, l := range locks {
-		ticket.Lock = l.Key()
+		given.Lock = l.Key()
 		section, err := l.TryLock(b.ctx)
 		require.NoError(b.t, err, what)
 		for _, err := range []error{
-			last(l.Lend(section)), last(l.HandOff(section)), last(l.ResumeTicket(section)), last(l.Borrow(b.ctx, ticket)), last(l.Accept(b.ctx, ticket)),
+			last(ticket.Lend(section, l)), last(ticket.HandOff(section, l)), last(ticket.ToResume(section, l)), last(ticket.Borrow(b.ctx, l, given)), last(ticket.Accept(b.ctx, l, given)),
 		} {
 			require.ErrorIs(b.t, err, relock.ErrInvalid, what)
 			require.ErrorIs(b.t, err, errors.ErrUnsupported, what)

@@ -15,6 +15,7 @@ import (
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/order"
 	"github.com/go-relock/relock/store/mem"
+	"github.com/go-relock/relock/ticket"
 )
 
 // Are orders found that could close a circle, and no others?
@@ -153,17 +154,17 @@ func TestWhatCannotWaitIsNoCircle(t *testing.T) {
 			order, other := w.NewLock("order"), w.use(relock.Open(w.store, relock.WithHooks(w.hooks)))
 			section, err := order.Lock(w.t.Context())
 			require.NoError(w.t, err)
-			loan, err := order.Lend(section)
+			loan, err := ticket.Lend(section, order)
 			require.NoError(w.t, err)
-			end, err := order.ResumeTicket(section)
+			end, err := ticket.ToResume(section, order)
 			require.NoError(w.t, err)
 			require.NoError(w.t, w.NewLock("stock").Do(w.t.Context(), func(ctx context.Context) error {
-				borrowed, err := other.NewLock("order").Borrow(ctx, loan)
+				borrowed, err := ticket.Borrow(ctx, other.NewLock("order"), loan)
 				return errors.Join(err, other.NewLock("order").Unlock(borrowed))
 			}))
 			require.NoError(w.t, order.Unlock(section))
 			require.NoError(w.t, w.NewLock("stock").Do(w.t.Context(), func(ctx context.Context) error {
-				_, err := order.Accept(ctx, end)
+				_, err := ticket.Accept(ctx, order, end)
 				require.ErrorIs(w.t, err, relock.ErrLockLost)
 				return nil
 			}))

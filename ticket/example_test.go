@@ -52,7 +52,7 @@ func Example() {
 	}
 	lock := orders.NewLock("orders:7")
 	err = lock.Do(context.Background(), func(ctx context.Context) error {
-		t, err := lock.Lend(ctx)
+		t, err := ticket.Lend(ctx, lock)
 		if err != nil {
 			return err
 		}

@@ -101,7 +101,7 @@ var errOther = because(relock.ErrTicket, "it is for another lock")
 // next answers is sent as it is, also if the lock is lost meanwhile: next looks at its context, and
 // gives the token of the section to what it changes. next may hand off: then Unlock leaves the hold
 // to the next service. A job that goes on after the response needs a context of its own: use
-// [From], [Verifier.Verify] and [relock.Lock.Accept] in place of Handler.
+// [From], [Verifier.Verify] and [Accept] in place of Handler.
 func (v *Verifier) Handler(lockOf func(*http.Request) *relock.Lock, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asking, keep := lifetime.Outliving(r.Context())
@@ -143,10 +143,10 @@ func (v *Verifier) enter(ctx context.Context, r *http.Request, lockOf func(*http
 		err = lock.Err()
 	case t.Lock != lock.Key():
 		err = errOther
-	case t.Use == relock.UseLoan:
-		section, err = lock.Borrow(ctx, t)
+	case t.Use == UseLoan:
+		section, err = Borrow(ctx, lock, t)
 	default:
-		section, err = lock.Accept(ctx, t)
+		section, err = Accept(ctx, lock, t)
 	}
 	return lock, section, err
 }

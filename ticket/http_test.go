@@ -52,7 +52,7 @@ func (s *stage) enter(order string) (*relock.Lock, context.Context) {
 }
 
 // sign signs what Lend or HandOff has returned.
-func (s *stage) sign(t relock.Ticket, err error) ticket.Signed {
+func (s *stage) sign(t ticket.Ticket, err error) ticket.Signed {
 	s.Helper()
 	require.NoError(s, err)
 	signed, err := s.signer.Sign(t, "shipping")
@@ -108,7 +108,7 @@ func (s *stage) requireFree(order string) {
 func TestHandlerRunsInTheSectionOfALoan(t *testing.T) {
 	s := newStage(t)
 	l, section := s.enter("7")
-	lent, err := l.Lend(section)
+	lent, err := ticket.Lend(section, l)
 	ran := false
 	w := s.ship(s.serve(func(ctx context.Context) {
 		ran = true
@@ -128,7 +128,7 @@ func TestHandlerRunsInTheSectionOfALoan(t *testing.T) {
 func TestHandlerContinuesAHoldThatWasHandedOff(t *testing.T) {
 	s := newStage(t)
 	l, section := s.enter("7")
-	signed := s.sign(l.HandOff(section))
+	signed := s.sign(ticket.HandOff(section, l))
 	w := s.ship(s.serve(func(ctx context.Context) {
 		require.True(t, s.shipping.NewLock("7").Held(ctx))
 		_, err := l.TryLock(t.Context())
@@ -141,17 +141,17 @@ func TestHandlerContinuesAHoldThatWasHandedOff(t *testing.T) {
 func TestHandlerMayHandOff(t *testing.T) {
 	s := newStage(t)
 	l, section := s.enter("7")
-	signed := s.sign(l.HandOff(section))
-	var next relock.Ticket
+	signed := s.sign(ticket.HandOff(section, l))
+	var next ticket.Ticket
 	s.ship(s.serve(func(ctx context.Context) {
 		var err error
-		next, err = s.shipping.NewLock("7").HandOff(ctx)
+		next, err = ticket.HandOff(ctx, s.shipping.NewLock("7"))
 		require.NoError(t, err)
 	}), "7", signed)
 	_, err := l.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked, "the end of the request has not freed the lock")
 	last := s.open().NewLock("7")
-	section, err = last.Accept(t.Context(), next)
+	section, err = ticket.Accept(t.Context(), last, next)
 	require.NoError(t, err)
 	require.NoError(t, last.Unlock(section))
 }
@@ -159,7 +159,7 @@ func TestHandlerMayHandOff(t *testing.T) {
 func TestHandlerUnlocksAfterAPanic(t *testing.T) {
 	s := newStage(t)
 	l, section := s.enter("7")
-	signed := s.sign(l.HandOff(section))
+	signed := s.sign(ticket.HandOff(section, l))
 	require.PanicsWithValue(t, "broken", func() {
 		s.ship(s.serve(func(context.Context) { panic("broken") }), "7", signed)
 	})
@@ -179,7 +179,7 @@ func TestTheContextOfAHandlerEnds(t *testing.T) {
 				cause = context.Cause(ctx)
 			case <-time.After(20 * time.Second):
 			}
-		}), "7", s.sign(l.Lend(section)))
+		}), "7", s.sign(ticket.Lend(section, l)))
 		require.ErrorIs(t, cause, want)
 		s.requireFree("7")
 	}
@@ -202,9 +202,9 @@ func TestAHandlerThatOutlivesItsClientKeepsItsLock(t *testing.T) {
 				l, section := s.enter("7")
 				signed := ticket.Signed("")
 				if handOff {
-					signed = s.sign(l.HandOff(section))
+					signed = s.sign(ticket.HandOff(section, l))
 				} else {
-					signed = s.sign(l.Lend(section))
+					signed = s.sign(ticket.Lend(section, l))
 				}
 				ctx, leave := context.WithCancelCause(t.Context())
 				gone := errors.New("gone")
@@ -238,7 +238,7 @@ func TestARequestWithoutAValidTicketAsksForNoLock(t *testing.T) {
 	asked := 0
 	lockOf := func(*http.Request) *relock.Lock { asked++; return nil }
 	h := s.verifier.Handler(lockOf, http.NotFoundHandler())
-	late, err := l.Lend(section)
+	late, err := ticket.Lend(section, l)
 	late.Expires = time.Now().Add(-time.Minute)
 	for _, bad := range []ticket.Signed{"", "no ticket", s.sign(late, err)} {
 		s.ship(h, "7", bad)
@@ -246,7 +246,7 @@ func TestARequestWithoutAValidTicketAsksForNoLock(t *testing.T) {
 	}
 	s.ship(h, "7")
 	require.Zero(t, asked)
-	s.requireProblem(s.ship(h, "7", s.sign(l.Lend(section))), http.StatusInternalServerError, ticket.TypeInternal)
+	s.requireProblem(s.ship(h, "7", s.sign(ticket.Lend(section, l))), http.StatusInternalServerError, ticket.TypeInternal)
 	require.Equal(t, 1, asked)
 	require.NoError(t, l.Unlock(section))
 }
@@ -255,18 +255,18 @@ func TestHandlerRefuses(t *testing.T) {
 	s := newStage(t)
 	l, section := s.enter("7")
 	h := s.serve(func(context.Context) { t.Error("the handler has run") })
-	good := s.sign(l.Lend(section))
+	good := s.sign(ticket.Lend(section, l))
 	s.requireProblem(s.ship(h, "7"), http.StatusBadRequest, ticket.TypeMissing)
 	s.requireProblem(s.ship(h, "7", ""), http.StatusBadRequest, ticket.TypeMissing)
 	s.requireProblem(s.ship(h, "7", good, good), http.StatusUnauthorized, ticket.TypeSignature)
 	s.requireProblem(s.ship(h, "7", good+"A"), http.StatusUnauthorized, ticket.TypeSignature)
 	s.requireProblem(s.ship(h, "8", good), http.StatusForbidden, ticket.TypeOther)
-	late, err := l.Lend(section)
+	late, err := ticket.Lend(section, l)
 	late.Expires = time.Now().Add(-time.Minute)
 	s.requireProblem(s.ship(h, "7", s.sign(late, err)), http.StatusUnauthorized, ticket.TypeExpired)
 	late.Expires = time.Now().Add(-time.Second) // the leeway of the Verifier, and not of the store
 	s.requireProblem(s.ship(h, "7", s.sign(late, nil)), http.StatusConflict, ticket.TypeUsed)
-	one, err := l.Lend(section)
+	one, err := ticket.Lend(section, l)
 	require.NoError(t, err)
 	other, err := s.signer.Sign(one, "billing")
 	require.NoError(t, err)
@@ -274,17 +274,17 @@ func TestHandlerRefuses(t *testing.T) {
 
 	require.Equal(t, http.StatusCreated, s.ship(s.serve(func(context.Context) {}), "7", good).Code, "nothing has used the ticket")
 	s.requireProblem(s.ship(h, "7", good), http.StatusConflict, ticket.TypeUsed)
-	unused := s.sign(l.Lend(section))
+	unused := s.sign(ticket.Lend(section, l))
 	require.NoError(t, l.Unlock(section))
 	s.requireProblem(s.ship(h, "7", unused), http.StatusConflict, ticket.TypeLost)
 
 	_, section = s.enter("7")
-	handed := s.sign(l.HandOff(section))
+	handed := s.sign(ticket.HandOff(section, l))
 	require.Equal(t, http.StatusCreated, s.ship(s.serve(func(context.Context) {}), "7", handed).Code)
 	s.requireProblem(s.ship(h, "7", handed), http.StatusConflict, ticket.TypeLost)
 
 	_, section = s.enter("7")
-	unused = s.sign(l.Lend(section))
+	unused = s.sign(ticket.Lend(section, l))
 	semaphore := s.verifier.Handler(func(*http.Request) *relock.Lock { return s.shipping.NewSemaphore("7", 2) }, h)
 	s.requireProblem(s.ship(semaphore, "7", unused), http.StatusInternalServerError, ticket.TypeInternal)
 	none := s.verifier.Handler(func(*http.Request) *relock.Lock { return nil }, h)

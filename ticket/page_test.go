@@ -28,7 +28,7 @@ func pack(ctx context.Context) error { return ctx.Err() }
 // shipOrder has another service pack, in the section of this one.
 func shipOrder(ctx context.Context, lock *relock.Lock, signer *ticket.Signer, url string) error {
 	return lock.Do(ctx, func(ctx context.Context) error {
-		t, err := lock.Lend(ctx)
+		t, err := ticket.Lend(ctx, lock)
 		if err != nil {
 			return err
 		}
@@ -122,7 +122,7 @@ func begin(ctx context.Context, lock *relock.Lock, signer *ticket.Signer, order 
 	if err := pack(section); err != nil {
 		return message{}, err
 	}
-	t, err := lock.HandOff(section)
+	t, err := ticket.HandOff(section, lock)
 	if err != nil {
 		return message{}, err
 	}
@@ -140,10 +140,10 @@ func finish(ctx context.Context, locks *relock.Client, verifier *ticket.Verifier
 		return err
 	}
 	lock := locks.NewLock("orders:" + m.Order)
-	if t.Lock != lock.Key() || t.Use != relock.UseHandOff { // the message itself is not signed
+	if t.Lock != lock.Key() || t.Use != ticket.UseHandOff { // the message itself is not signed
 		return fmt.Errorf("order %s came with a %s", m.Order, t)
 	}
-	section, err := lock.Accept(ctx, t)
+	section, err := ticket.Accept(ctx, lock, t)
 	switch {
 	case errors.Is(err, relock.ErrLockLost), errors.Is(err, relock.ErrTicket): // the message was late, or came twice
 		section, err = lock.Lock(ctx) // with a token of its own; package once knows what is done already
@@ -177,7 +177,7 @@ func TestPageHandOff(t *testing.T) {
 
 // keep writes a ticket beside the progress of a workflow, for the process that continues it.
 func keep(section context.Context, lock *relock.Lock, path string) error {
-	t, err := lock.ResumeTicket(section)
+	t, err := ticket.ToResume(section, lock)
 	if err != nil {
 		return err
 	}
@@ -191,10 +191,10 @@ func keep(section context.Context, lock *relock.Lock, path string) error {
 // page: restart
 // resume continues after a restart, while the lease lasts, or else takes the lock anew.
 func resume(ctx context.Context, lock *relock.Lock, path string) (section context.Context, err error) {
-	var t relock.Ticket
+	var t ticket.Ticket
 	text, err := os.ReadFile(path)
 	if err == nil && json.Unmarshal(text, &t) == nil {
-		section, err = lock.Accept(ctx, t)
+		section, err = ticket.Accept(ctx, lock, t)
 		if err == nil || !errors.Is(err, relock.ErrLockLost) && !errors.Is(err, relock.ErrTicket) {
 			return section, err
 		}
@@ -222,5 +222,3 @@ func TestPageResume(t *testing.T) {
 		require.NoError(t, lock(alive).Unlock(section))
 	}
 }
-
-// The costs on the page.

@@ -8,9 +8,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/golang-jwt/jwt/v5"
-
-	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
 )
 
@@ -37,22 +34,6 @@ func (Signed) LogValue() slog.Value { return slog.StringValue(redacted) }
 // MarshalText returns an error, as a ticket in a structure is often logged.
 func (Signed) MarshalText() ([]byte, error) {
 	return nil, errors.New("a ticket.Signed is not marshaled: send its Text")
-}
-
-// typ is the type in the header of a signed ticket, so that no other token of an issuer is taken
-// for a ticket.
-const typ = "relock-ticket+jwt"
-
-// claims are what is signed.
-type claims struct {
-	jwt.RegisteredClaims                  // jti is the ID of the ticket
-	Use                  relock.TicketUse `json:"use"`
-	Lock                 string           `json:"lock"`
-	Mode                 event.Mode       `json:"mode"`
-	Hold                 string           `json:"hold"`
-	Token                int64            `json:"token"`
-	TTL                  time.Duration    `json:"ttl"`
-	Delay                time.Duration    `json:"delay"`
 }
 
 // Signer signs the tickets of one service. A Signer is immutable, and safe for concurrent use.
@@ -83,41 +64,33 @@ func (s *Signer) GoString() string { return s.String() }
 // Sign signs a ticket for one service, the audience of its [Verifier]. The expiry is signed in
 // whole seconds, rounded down.
 //
-// A ticket of [relock.Lock.ResumeTicket] has no expiry, as it is meant for the store of the program
-// that has made it. Set [relock.Ticket.Expires] to sign one.
+// A ticket of [ToResume] has no expiry, as it is meant for the store of the program that has made
+// it. Set [Ticket.Expires] to sign one.
 //
 // Errors: [relock.ErrInvalid] for an audience without a name, a ticket without an expiry, a Ticket
-// that no method of a Lock has made, and a lock whose name is not in UTF-8.
-func (s *Signer) Sign(t relock.Ticket, audience string) (Signed, error) {
+// that no function of this package has made, and a lock whose name is not in UTF-8.
+func (s *Signer) Sign(t Ticket, audience string) (Signed, error) {
 	switch {
 	case audience == "":
 		return "", invalid("Sign: an audience has a name")
 	case !isWhole(t):
-		return "", invalid("Sign: the ticket was not made by Lend, HandOff or ResumeTicket")
+		return "", invalid("Sign: the ticket was not made by Lend, HandOff or ToResume")
 	case !utf8.ValidString(t.Lock):
 		return "", invalid("Sign: the name of the lock is not in UTF-8, and so cannot be in a claim")
 	case t.Expires.IsZero():
 		return "", invalid("Sign: a %s ticket has no expiry; set Expires before it is signed", t.Use)
 	}
-	now := jwt.NewNumericDate(time.Now())
-	token := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims{
-		RegisteredClaims: jwt.RegisteredClaims{
-			Issuer: s.issuer, Audience: jwt.ClaimStrings{audience}, ID: t.ID,
-			IssuedAt: now, NotBefore: now, ExpiresAt: jwt.NewNumericDate(t.Expires),
-		},
+	now := time.Now().Unix()
+	text, err := sign(header{Type: typ, Method: method, Key: s.keyID}, claims{
+		Issuer: s.issuer, Audience: audience, ID: t.ID, IssuedAt: now, NotBefore: now, Expires: t.Expires.Unix(),
 		Use: t.Use, Lock: t.Lock, Mode: event.ModeExclusive, Hold: t.Hold, Token: t.Token, TTL: t.TTL, Delay: t.Delay,
-	})
-	token.Header["typ"], token.Header["kid"] = typ, s.keyID
-	text, err := token.SignedString(*s.key)
-	if err != nil {
-		return "", err
-	}
-	return Signed(text), nil
+	}, *s.key)
+	return Signed(text), err
 }
 
 // isWhole says whether each field of a ticket but its expiry has a value. The rest is checked by
 // Borrow and Accept.
-func isWhole(t relock.Ticket) bool {
-	isUse := t.Use == relock.UseLoan || t.Use == relock.UseHandOff || t.Use == relock.UseResume
+func isWhole(t Ticket) bool {
+	isUse := t.Use == UseLoan || t.Use == UseHandOff || t.Use == UseResume
 	return isUse && t.ID != "" && t.Lock != "" && t.Hold != "" && t.Token > 0 && t.TTL > 0 && t.Delay >= 0
 }

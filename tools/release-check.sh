@@ -76,7 +76,6 @@ import (
 	relockotel "$root/telemetry/otel"
 	relockprom "$root/telemetry/prometheus"
 	_ "$root/store/sql"
-	_ "$root/ticket"
 	_ "$root/store/zookeeper"
 )
 
@@ -94,7 +93,7 @@ func main() {
 	fmt.Fprintln(os.Stdout, client.NewLock("orders").Held(context.Background()))
 }
 EOF
-libraries='telemetry/otel telemetry/prometheus store/etcd store/zookeeper store/sql ticket store/kubernetes'
+libraries='telemetry/otel telemetry/prometheus store/etcd store/zookeeper store/sql store/kubernetes'
 quietly $go get "$root@$version" $(for m in $libraries; do echo "$root/$m@$version"; done)
 quietly $go mod tidy
 quietly $go build -o "$scratch/bin/service"

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/ticket"
 )
 
 // Is what the pages say true?
@@ -141,17 +142,17 @@ func travel(t *testing.T, one, two *relock.Lock) {
 	t.Helper()
 	section, err := one.Lock(t.Context())
 	require.NoError(t, err)
-	ticket, err := one.Lend(section)
+	given, err := ticket.Lend(section, one)
 	require.NoError(t, err)
-	loan, err := two.Borrow(t.Context(), ticket)
+	loan, err := ticket.Borrow(t.Context(), two, given)
 	require.NoError(t, err)
 	require.NoError(t, one.Unlock(section))
 	require.NoError(t, two.Unlock(loan))
 	section, err = one.Lock(t.Context())
 	require.NoError(t, err)
-	ticket, err = one.HandOff(section)
+	given, err = ticket.HandOff(section, one)
 	require.NoError(t, err)
-	section, err = two.Accept(t.Context(), ticket)
+	section, err = ticket.Accept(t.Context(), two, given)
 	require.NoError(t, err)
 	require.NoError(t, two.Unlock(section))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/leader"
+	"github.com/go-relock/relock/ticket"
 )
 
 // ship is the work of a section.
@@ -45,14 +46,14 @@ func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) 
 
 	token, err := lock.Token(section)              // fencing token
 	reply, err := lock.Eval(section, script, keys) // Lua that runs only while the section has the lock; lock.Run takes the lock for it
-	ticket, err := lock.Lend(section)              // another process enters beside this one; HandOff: in place of it
+	given, err := ticket.Lend(section, lock)       // another process enters beside this one; HandOff: in place of it
 	wanted := lock.Wanted(section)                 // closed when somebody calls lock.Ask: give the lock back where you can
 
 	prices := client.NewRWLock("prices")                // RLock, RDo, ...; upgrade and downgrade
 	imports := client.NewSemaphore("imports", 4)        // lets 4 in
 	both := client.NewLocks([]string{"acc:7", "acc:9"}) // all or none; also relock.All(lockA, lockB)
 	// end
-	if err == nil && (wanted == nil || c.Err() != nil || token == 0 || reply != int64(1) || ticket.Token != token) {
+	if err == nil && (wanted == nil || c.Err() != nil || token == 0 || reply != int64(1) || given.Token != token) {
 		panic("no token, no reply, or no ticket")
 	}
 	for _, l := range []relock.Locker{prices.RLocker(), prices, imports, both} {

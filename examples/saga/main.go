@@ -36,8 +36,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/examples/internal/stage"
+	"github.com/go-relock/relock/ticket"
 )
 
 func main() { stage.Main("saga", run) }
@@ -183,13 +183,13 @@ func (d *demo) play(ctx context.Context, order string, s scenario) (line string,
 // end is how a worker ended: it is not alive if it died.
 type end struct {
 	alive, all bool
-	next       *relock.Ticket // for the next worker, of one that was shut down
+	next       *ticket.Ticket // for the next worker, of one that was shut down
 	err        error
 }
 
 // deliver has a new worker process an order, again and again until the order has ended, or the
 // worker as the scenario says. With a ticket the worker continues what another has begun.
-func (d *demo) deliver(ctx context.Context, order string, s scenario, t *relock.Ticket) (e end) {
+func (d *demo) deliver(ctx context.Context, order string, s scenario, t *ticket.Ticket) (e end) {
 	w, err := newWorker(d.options, d.prefix, d.services)
 	if err != nil {
 		return end{err: err}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
+	"github.com/go-relock/relock/ticket"
 )
 
 func TestEveryScenarioOnAServer(t *testing.T) {
@@ -45,14 +46,14 @@ func TestAnOrderIsHandedOnWithItsLock(t *testing.T) {
 	former, next := newLock(), newLock()
 	section, err := former.Lock(t.Context())
 	require.NoError(t, err)
-	ticket, err := former.HandOff(section)
+	given, err := ticket.HandOff(section, former)
 	require.NoError(t, err)
 	for _, isSame := range []bool{true, false} { // the second time the ticket is used up
-		section, err := enter(t.Context(), next, &ticket)
+		section, err := enter(t.Context(), next, &given)
 		require.NoError(t, err)
 		token, err := next.Token(section)
 		require.NoError(t, err)
-		require.Equal(t, isSame, token == ticket.Token)
+		require.Equal(t, isSame, token == given.Token)
 		require.NoError(t, next.Unlock(section))
 	}
 }

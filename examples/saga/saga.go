@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/once"
+	"github.com/go-relock/relock/ticket"
 )
 
 // The verbs of the services.
@@ -67,7 +68,7 @@ func (w *worker) close() error {
 // A worker that is shut down hands the order on: process returns a ticket, and the next worker
 // continues with the ticket. The lock is not free in between, so nobody who waits for the order gets
 // in. A ticket that comes too late is no harm: the worker takes the lock as any other.
-func (w *worker) process(ctx context.Context, order string, t *relock.Ticket) (all bool, next *relock.Ticket, err error) {
+func (w *worker) process(ctx context.Context, order string, t *ticket.Ticket) (all bool, next *ticket.Ticket, err error) {
 	lock := w.locks.NewLock("saga:" + order)
 	section, err := enter(ctx, lock, t)
 	if err != nil {
@@ -89,17 +90,17 @@ func (w *worker) process(ctx context.Context, order string, t *relock.Ticket) (a
 			return false, nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		if w.stops == s.name {
-			ticket, err := lock.HandOff(section)
-			return false, &ticket, err
+			given, err := ticket.HandOff(section, lock)
+			return false, &given, err
 		}
 	}
 	return true, nil, nil
 }
 
 // enter continues the section of a worker that was shut down, or waits for the lock.
-func enter(ctx context.Context, lock *relock.Lock, t *relock.Ticket) (context.Context, error) {
+func enter(ctx context.Context, lock *relock.Lock, t *ticket.Ticket) (context.Context, error) {
 	if t != nil {
-		section, err := lock.Accept(ctx, *t)
+		section, err := ticket.Accept(ctx, lock, *t)
 		if err == nil || !errors.Is(err, relock.ErrLockLost) && !errors.Is(err, relock.ErrTicket) {
 			return section, err
 		}

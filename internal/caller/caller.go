@@ -10,7 +10,7 @@ import (
 
 // library are the functions of relock and of what calls it on the way, and of the runtime.
 var library = regexp.MustCompile(`^(runtime|testing|context|sync|time|github\.com/redis/go-redis/v9.*|` +
-	`github\.com/go-relock/relock(/(store/.*|internal/([a-su-z].*|timers|test/stage)|locktest(/explore)?|order|leader|once(/http)?|fence))?)\.`)
+	`github\.com/go-relock/relock(/(store/.*|internal/([a-su-z].*|timers|test/stage)|locktest(/explore)?|order|leader|ticket|once(/http)?|fence))?)\.`)
 
 // Line returns the innermost line of the program in the stack of the caller, as dir/file.go:12;
 // empty in a goroutine of the library. Line calls passed, if passed is not nil, with each function

@@ -5,6 +5,7 @@ package inside
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/go-relock/relock/store"
 )
@@ -24,4 +25,35 @@ type Lock struct {
 	Lead func(ctx context.Context) (section context.Context, err error)
 	// Stoppable returns a context that ends with ctx, and with the stop of WithStop around it.
 	Stoppable func(ctx context.Context) (stoppable context.Context, cancel context.CancelFunc)
+
+	Tickets Tickets
 }
+
+// Tickets are the verbs of package ticket, which says what they promise. A Ticket of theirs has no
+// expiry.
+type Tickets interface {
+	Lend(section context.Context) (Ticket, error)
+	HandOff(section context.Context) (Ticket, error)
+	ToResume(section context.Context) (Ticket, error)
+	Borrow(ctx context.Context, t Ticket) (section context.Context, err error)
+	Accept(ctx context.Context, t Ticket) (section context.Context, err error)
+}
+
+// Ticket is a ticket.Ticket.
+type Ticket struct {
+	Use     string
+	ID      string
+	Lock    string
+	Hold    string
+	Token   int64
+	TTL     time.Duration
+	Delay   time.Duration
+	Expires time.Time
+}
+
+// The uses of a ticket.
+const (
+	Loan    = "loan"
+	HandOff = "hand-off"
+	Resume  = "resume"
+)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/ticket"
 )
 
 // errands takes a lock that travels: the visitor lends its section to other clients, or hands it
@@ -32,13 +33,13 @@ func (v *visitor) errands(ctx context.Context, cancel context.CancelFunc) {
 
 // byTicket uses a ticket in another client, outside of all sections. The result is nil if the call
 // failed. Like a TryLock, it may fail in any trouble.
-func (v *visitor) byTicket(what string, t relock.Ticket, group int,
-	verb func(*relock.Lock, context.Context, relock.Ticket) (context.Context, error)) *stay {
+func (v *visitor) byTicket(what string, t ticket.Ticket, group int,
+	verb func(context.Context, *relock.Lock, ticket.Ticket) (context.Context, error)) *stay {
 	ctx, cancel := context.WithCancel(context.Background())
 	v.ends = append(v.ends, cancel)
 	l := v.anyone(v.Rand).NewLock(errand, v.options()...)
 	asked, began := v.log.Now(), time.Now()
-	inner, err := verb(l, ctx, t)
+	inner, err := verb(ctx, l, t)
 	if took := time.Since(began); took > v.threeTries()+v.late() {
 		v.wrong.add("%s came back after %s: %v", what, took, err)
 	}
@@ -59,7 +60,7 @@ func (v *visitor) byTicket(what string, t relock.Ticket, group int,
 func (v *visitor) handOff(s *stay) *stay {
 	v.look(s)
 	at := v.log.Now()
-	ticket, err := s.lock.HandOff(s.ctx)
+	given, err := ticket.HandOff(s.ctx, s.lock)
 	if err != nil { // lost, or no answer about the token
 		v.tally("HandOff: failed")
 		return s
@@ -73,7 +74,7 @@ func (v *visitor) handOff(s *stay) *stay {
 		v.tally("HandOff: dropped")
 		return nil
 	}
-	return v.byTicket("Accept", ticket, v.log.Hold(), (*relock.Lock).Accept)
+	return v.byTicket("Accept", given, v.log.Hold(), ticket.Accept)
 }
 
 // lend lends the section to some clients, and leaves before them, or after them. A loan is in the
@@ -81,12 +82,12 @@ func (v *visitor) handOff(s *stay) *stay {
 func (v *visitor) lend(s *stay) {
 	var loans []*stay
 	for range v.IntN(4) {
-		ticket, err := s.lock.Lend(s.ctx)
+		given, err := ticket.Lend(s.ctx, s.lock)
 		if err != nil {
 			v.tally("Lend: failed")
 			break
 		}
-		if loan := v.byTicket("Borrow", ticket, s.Group, (*relock.Lock).Borrow); loan != nil {
+		if loan := v.byTicket("Borrow", given, s.Group, ticket.Borrow); loan != nil {
 			loan.Holder = s.Holder
 			loans = append(loans, loan)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/go-relock/relock/once"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/quorum"
+	"github.com/go-relock/relock/ticket"
 )
 
 // Libraries are all that take part, in the order of the page.
@@ -104,7 +105,7 @@ func (l relockLocker) Lock(ctx context.Context, name string) (*Held, error) {
 	section, held, err := take(ctx, lock)
 	if err == nil {
 		held.Token = func(context.Context) (int64, error) { return lock.Token(section) }
-		held.HandOff = func(context.Context) (any, error) { return lock.HandOff(section) }
+		held.HandOff = func(context.Context) (any, error) { return ticket.HandOff(section, lock) }
 	}
 	return held, err
 }
@@ -179,9 +180,9 @@ func (l relockLocker) Do(ctx context.Context, key string, do func(again bool)) e
 	return err
 }
 
-func (l relockLocker) Accept(ctx context.Context, name string, ticket any) (*Held, error) {
+func (l relockLocker) Accept(ctx context.Context, name string, given any) (*Held, error) {
 	lock := l.NewLock(name)
-	section, err := lock.Accept(ctx, ticket.(relock.Ticket))
+	section, err := ticket.Accept(ctx, lock, given.(ticket.Ticket))
 	if err != nil {
 		return nil, err
 	}

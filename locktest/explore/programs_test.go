@@ -16,6 +16,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/locktest/explore"
+	"github.com/go-relock/relock/ticket"
 )
 
 // Do all verbs and layouts of relock fit into a program, right or wrong?
@@ -130,11 +131,11 @@ var shapes = map[string]func(s script, do work){
 	"a loan": func(s script, do work) {
 		a, other := s.client().NewLock("a"), s.client().NewLock("a")
 		s.check(a.Do(s.t.Context(), func(ctx context.Context) error {
-			ticket, err := a.Lend(ctx)
+			given, err := ticket.Lend(ctx, a)
 			if err != nil {
 				return err
 			}
-			borrowed, err := other.Borrow(s.t.Context(), ticket)
+			borrowed, err := ticket.Borrow(s.t.Context(), other, given)
 			if err != nil {
 				return err
 			}
@@ -149,13 +150,13 @@ var shapes = map[string]func(s script, do work){
 			return
 		}
 		err = do(section, s.w)
-		ticket, handed := a.HandOff(section)
+		given, handed := ticket.HandOff(section, a)
 		if err = errors.Join(err, handed); err != nil {
 			s.check(err)
 			_ = a.Unlock(section)
 			return
 		}
-		section, err = other.Accept(s.t.Context(), ticket)
+		section, err = ticket.Accept(s.t.Context(), other, given)
 		if err == nil {
 			err = errors.Join(do(section, s.w), other.Unlock(section))
 		}
@@ -357,11 +358,11 @@ var mistakes = map[string]struct {
 	"work of a loan that was returned": {explore.Stop, func(s script) {
 		a, other := s.client().NewLock("a"), s.client().NewLock("a")
 		s.check(a.Do(s.t.Context(), func(ctx context.Context) error {
-			ticket, err := a.Lend(ctx)
+			given, err := ticket.Lend(ctx, a)
 			if err != nil {
 				return err
 			}
-			borrowed, err := other.Borrow(s.t.Context(), ticket)
+			borrowed, err := ticket.Borrow(s.t.Context(), other, given)
 			if err == nil {
 				err = other.Unlock(borrowed)
 				s.w.Work(borrowed)
@@ -373,7 +374,7 @@ var mistakes = map[string]struct {
 		a := s.client().NewLock("a")
 		section, err := a.Lock(s.t.Context())
 		s.check(err)
-		_, err = a.HandOff(section)
+		_, err = ticket.HandOff(section, a)
 		s.check(err)
 		s.w.Work(section)
 	}},
@@ -381,12 +382,12 @@ var mistakes = map[string]struct {
 		a, other := s.client().NewLock("a"), s.client().NewLock("a")
 		section, err := a.Lock(s.t.Context())
 		s.check(err)
-		ticket, err := a.ResumeTicket(section)
+		given, err := ticket.ToResume(section, a)
 		s.check(err)
 		var all sync.WaitGroup
 		defer all.Wait()
 		all.Go(func() {
-			resumed, err := other.Accept(s.t.Context(), ticket)
+			resumed, err := ticket.Accept(s.t.Context(), other, given)
 			s.check(err)
 			_ = other.Unlock(resumed)
 		})
@@ -505,11 +506,11 @@ func TestSeveralHoldersWorkBehindAFence(t *testing.T) {
 			s := script{t, w}
 			one, two := s.client().NewLock("a"), s.client().NewLock("a")
 			s.check(one.Do(t.Context(), func(first context.Context) error {
-				ticket, err := one.Lend(first)
+				given, err := ticket.Lend(first, one)
 				if err != nil {
 					return err
 				}
-				second, err := two.Borrow(t.Context(), ticket)
+				second, err := ticket.Borrow(t.Context(), two, given)
 				if err == nil {
 					turns(w, first, second)
 					err = two.Unlock(second)

@@ -11,7 +11,7 @@ import (
 // function.
 func (u *unit) checkTakenAgain(s *section) {
 	graph := u.graph(s.in)
-	if s.ctx == nil || graph == nil || !u.isSteady(receiver(s.call)) || u.hasPermits() {
+	if s.ctx == nil || graph == nil || !u.isSteady(u.receiver(s.call)) || u.hasPermits() {
 		return
 	}
 	w := walk{unit: u, section: s, given: u.given(s), seen: make(map[place]bool)}
@@ -50,7 +50,7 @@ func (w *walk) second(n ast.Node) (found *ast.CallExpr) {
 // waits says whether a call waits for a lock without a limit of its own.
 func (u *unit) waits(call *ast.CallExpr) bool {
 	fn := u.callee(call)
-	if verbOf(fn) == none || len(call.Args) == 0 || receiver(call) == nil {
+	if verbOf(fn) == none || len(call.Args) == 0 || u.receiver(call) == nil {
 		return false
 	}
 	switch fn.Name() {
@@ -81,7 +81,7 @@ func (u *unit) isReader(call *ast.CallExpr) bool {
 	if strings.HasPrefix(fn.Name(), "R") || strings.HasPrefix(fn.Name(), "TryR") {
 		return true
 	}
-	mode, ok := ast.Unparen(receiver(call)).(*ast.CallExpr)
+	mode, ok := ast.Unparen(u.receiver(call)).(*ast.CallExpr)
 	return ok && isPackage(u.callee(mode), relockPath) && u.callee(mode).Name() == "RLocker"
 }
 
@@ -95,7 +95,7 @@ func (u *unit) isSteady(x ast.Expr) bool {
 			continue
 		case *ast.CallExpr:
 			if fn := u.callee(e); isPackage(fn, relockPath) && (fn.Name() == "RLocker" || fn.Name() == "Writer") {
-				x = receiver(e)
+				x = u.receiver(e)
 				continue
 			}
 		}
@@ -119,7 +119,7 @@ func (u *unit) isSteady(x ast.Expr) bool {
 // isOfLoop says whether all rounds of the loop around the call have the same lock, and the same
 // caller.
 func (u *unit) isOfLoop(s *section) bool {
-	v := u.variable(root(receiver(s.call)))
+	v := u.variable(root(u.receiver(s.call)))
 	for c := range s.at.Enclosing((*ast.ForStmt)(nil), (*ast.RangeStmt)(nil), (*ast.FuncLit)(nil), (*ast.FuncDecl)(nil)) {
 		switch c.Node().(type) {
 		case *ast.ForStmt, *ast.RangeStmt:

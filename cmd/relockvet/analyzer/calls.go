@@ -8,7 +8,11 @@ import (
 	"golang.org/x/tools/go/types/typeutil"
 )
 
-const relockPath, leaderPath = "github.com/go-relock/relock", "github.com/go-relock/relock/leader"
+const (
+	relockPath = "github.com/go-relock/relock"
+	leaderPath = relockPath + "/leader"
+	ticketPath = relockPath + "/ticket"
+)
 
 func isRelock(p *types.Package) bool { return p != nil && p.Path() == relockPath }
 
@@ -30,15 +34,18 @@ const (
 var verbs = map[string]verb{
 	"Lock": takes, "TryLock": takes, "TryLockFor": takes, "TryLockIf": takes,
 	"RLock": takes, "TryRLock": takes, "TryRLockFor": takes,
-	"Borrow": takes, "Accept": takes,
-	"Unlock": leaves, "HandOff": leaves,
-	"Do": runs, "DoFor": runs, "RDo": runs, "RDoFor": runs,
+	"Unlock": leaves,
+	"Do":     runs, "DoFor": runs, "RDo": runs, "RDoFor": runs,
 }
+
+var ticketVerbs = map[string]verb{"Borrow": takes, "Accept": takes, "HandOff": leaves}
 
 func verbOf(fn *types.Func) verb {
 	switch {
 	case isPackage(fn, relockPath):
 		return verbs[fn.Name()]
+	case isPackage(fn, ticketPath):
+		return ticketVerbs[fn.Name()]
 	case isPackage(fn, leaderPath) && fn.Name() == "Run":
 		return runs
 	default:
@@ -53,8 +60,11 @@ func (u *unit) callee(call *ast.CallExpr) *types.Func {
 
 func (u *unit) verb(call *ast.CallExpr) verb { return verbOf(u.callee(call)) }
 
-// receiver returns the x of x.Lock(ctx); nil: the call has none.
-func receiver(call *ast.CallExpr) ast.Expr {
+// receiver returns the x of x.Lock(ctx) and of ticket.Borrow(ctx, x, t); nil: the call has none.
+func (u *unit) receiver(call *ast.CallExpr) ast.Expr {
+	if isPackage(u.callee(call), ticketPath) && len(call.Args) > 1 {
+		return call.Args[1]
+	}
 	if sel, ok := ast.Unparen(call.Fun).(*ast.SelectorExpr); ok {
 		return sel.X
 	}
@@ -64,7 +74,7 @@ func receiver(call *ast.CallExpr) ast.Expr {
 // lockOf names the lock of a call: two calls with one name in one function have one lock, but for
 // an index or a variable that has changed in between. Both modes of a read-write lock are one lock.
 func (u *unit) lockOf(call *ast.CallExpr) string {
-	x := receiver(call)
+	x := u.receiver(call)
 	for {
 		mode, ok := x.(*ast.CallExpr)
 		if !ok {
@@ -74,7 +84,7 @@ func (u *unit) lockOf(call *ast.CallExpr) string {
 		if !isPackage(fn, relockPath) || fn.Name() != "RLocker" && fn.Name() != "Writer" {
 			break
 		}
-		x = receiver(mode)
+		x = u.receiver(mode)
 	}
 	return u.name(x)
 }
@@ -159,7 +169,7 @@ func (u *unit) isWork(call *ast.CallExpr, i int) bool {
 		return true
 	}
 	switch path := fn.Pkg().Path(); {
-	case path == relockPath, path == leaderPath:
+	case path == relockPath, path == leaderPath, path == ticketPath:
 		return verbOf(fn) == takes || verbOf(fn) == runs
 	case path == "context":
 		return fn.Name() != "Cause" && fn.Name() != "WithoutCancel"

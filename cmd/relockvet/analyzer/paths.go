@@ -37,17 +37,22 @@ func (u *unit) checkPaths(s *section) (wrong bool) {
 	return true
 }
 
-// unlock is the Unlock that belongs to the section, as text. A section whose variable has the name
-// taken, or that has none, is called section.
+// unlock is the Unlock that belongs to the section, as text.
 func (u *unit) unlock(s *section, taken string) string {
-	x, name := receiver(s.call), "section"
+	text := "Unlock(" + s.name(taken) + ")"
+	if x := u.receiver(s.call); x != nil {
+		return types.ExprString(x) + "." + text
+	}
+	return text
+}
+
+// name is the variable of the section. A section whose variable has the name taken, or that has
+// none, is called section.
+func (s *section) name(taken string) string {
 	if s.ctx != nil && s.ctx.Name() != taken {
-		name = s.ctx.Name()
+		return s.ctx.Name()
 	}
-	if x == nil {
-		return "Unlock(" + name + ")"
-	}
-	return types.ExprString(x) + ".Unlock(" + name + ")"
+	return "section"
 }
 
 // isGivenUpBefore says whether a function literal above the call gives the section up: a deferred

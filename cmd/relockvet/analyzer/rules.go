@@ -105,9 +105,12 @@ func (u *unit) checkOtherContext(s *section) bool {
 		if u.verb(call) != leaves || u.lockOf(call) != s.lock || u.variable(call.Args[0]) != argument {
 			continue
 		}
-		verb := u.callee(call).Name()
+		right := u.unlock(s, argument.Name())
+		if isPackage(u.callee(call), ticketPath) {
+			right = types.ExprString(call.Fun) + "(" + s.name(argument.Name()) + ", " + types.ExprString(u.receiver(call)) + ")"
+		}
 		u.pass.ReportRangef(call, "%s is the context from before the section, so this %s does not leave it; write %s",
-			argument.Name(), verb, strings.Replace(u.unlock(s, argument.Name()), "Unlock(", verb+"(", 1))
+			argument.Name(), u.callee(call).Name(), right)
 		return true
 	}
 	return false
@@ -222,7 +225,7 @@ func (u *unit) usesParameter(lit *ast.FuncLit) bool {
 // of its section; nil: there is none.
 func (u *unit) takenInside(do *ast.CallExpr, lit *ast.FuncLit) (found *ast.CallExpr) {
 	outer := u.variable(do.Args[0])
-	if outer == nil || receiver(do) == nil || !u.waits(do) || !u.isSteady(receiver(do)) || u.hasPermits() {
+	if outer == nil || u.receiver(do) == nil || !u.waits(do) || !u.isSteady(u.receiver(do)) || u.hasPermits() {
 		return nil
 	}
 	ast.Inspect(lit.Body, func(n ast.Node) bool {
@@ -261,7 +264,7 @@ func (u *unit) workOf(lit *ast.FuncLit) (found ast.Node) {
 func (u *unit) isOfOwner(x ast.Expr, lit *ast.FuncLit) bool {
 	switch e := ast.Unparen(x).(type) {
 	case *ast.CallExpr:
-		if fn := u.callee(e); fn == nil || fn.Name() != "Context" || len(e.Args) > 0 || receiver(e) == nil {
+		if fn := u.callee(e); fn == nil || fn.Name() != "Context" || len(e.Args) > 0 || u.receiver(e) == nil {
 			return false
 		}
 	case *ast.SelectorExpr:

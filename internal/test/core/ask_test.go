@@ -13,6 +13,7 @@ import (
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
+	"github.com/go-relock/relock/ticket"
 )
 
 // How does a caller ask for a lock that another has?
@@ -116,9 +117,9 @@ func TestALenderHearsAnAskAndItsBorrowersHearTheRecall(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		lender, borrower, asker := w.NewClient().NewLock("a"), w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), lender)
-		ticket, err := lender.Lend(section)
+		given, err := ticket.Lend(section, lender)
 		require.NoError(t, err)
-		loan, err := borrower.Borrow(t.Context(), ticket)
+		loan, err := ticket.Borrow(t.Context(), borrower, given)
 		require.NoError(t, err)
 		require.Nil(t, borrower.Wanted(loan), "a channel that nothing would close")
 		wanted := lender.Wanted(section)

@@ -16,6 +16,7 @@ import (
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/ticket"
 )
 
 // What do the texts of errors say, and which errors does an error match? Package locktest asks the
@@ -496,8 +497,8 @@ func TestACallThatHasNotEnteredReturnsAContextThatHasEnded(t *testing.T) {
 			"Locks, wrong time": func(ctx context.Context) (context.Context, error) {
 				return m.NewLocks([]string{"d"}).TryLockFor(ctx, -1)
 			},
-			"Borrow":        func(ctx context.Context) (context.Context, error) { return l.Borrow(ctx, relock.Ticket{}) },
-			"Accept":        func(ctx context.Context) (context.Context, error) { return l.Accept(ctx, relock.Ticket{}) },
+			"Borrow":        func(ctx context.Context) (context.Context, error) { return ticket.Borrow(ctx, l, ticket.Ticket{}) },
+			"Accept":        func(ctx context.Context) (context.Context, error) { return ticket.Accept(ctx, l, ticket.Ticket{}) },
 			"the zero Lock": zero.TryLock,
 			"a context that has ended": func(ctx context.Context) (context.Context, error) {
 				ctx, cancel := context.WithCancel(ctx)

@@ -16,6 +16,7 @@ import (
 	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
+	"github.com/go-relock/relock/ticket"
 )
 
 // What is left when a caller's context panics, or a hook ends its goroutine?
@@ -518,9 +519,9 @@ func everything(t *testing.T, w *stage.World, c *relock.Client) {
 	theirs := w.Enter(ctx, other.NewLock("b"))
 	lender := other.NewLock("loan")
 	lent := w.Enter(ctx, lender)
-	loan, err := lender.Lend(lent)
+	loan, err := ticket.Lend(lent, lender)
 	require.NoError(t, err)
-	away, err := other.NewLock("away").HandOff(w.Enter(ctx, other.NewLock("away")))
+	away, err := ticket.HandOff(w.Enter(ctx, other.NewLock("away")), other.NewLock("away"))
 	require.NoError(t, err)
 
 	a := c.NewLock("a")
@@ -548,13 +549,13 @@ func everything(t *testing.T, w *stage.World, c *relock.Client) {
 			_ = relock.All(c.NewLock("c"), c.NewSemaphore("s", 1)).Do(ctx, func(context.Context) error { return nil })
 		},
 		func() {
-			if section, err := c.NewLock("loan").Borrow(ctx, loan); err == nil {
+			if section, err := ticket.Borrow(ctx, c.NewLock("loan"), loan); err == nil {
 				<-time.After(time.Minute)
 				_ = c.NewLock("loan").Unlock(section)
 			}
 		},
 		func() {
-			if section, err := c.NewLock("away").Accept(ctx, away); err == nil {
+			if section, err := ticket.Accept(ctx, c.NewLock("away"), away); err == nil {
 				_ = c.NewLock("away").Unlock(section)
 			}
 		},

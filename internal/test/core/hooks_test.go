@@ -15,6 +15,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/ticket"
 )
 
 // What do events say, and does each hold have one end?
@@ -111,7 +112,7 @@ func TestAcquireStartedSaysWhetherTheCallWaitsAndWhatIsAround(t *testing.T) {
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		a, b, none := m.NewLock("a"), m.NewRWLock("b"), func(context.Context) error { return nil }
 		outer := w.Enter(t.Context(), a)
-		ticket, err := a.ResumeTicket(outer)
+		given, err := ticket.ToResume(outer, a)
 		require.NoError(t, err)
 		section := w.Enter(outer, b.RLocker())
 		e := event.AcquireStarted{Context: section}
@@ -126,7 +127,7 @@ func TestAcquireStartedSaysWhetherTheCallWaitsAndWhatIsAround(t *testing.T) {
 			b.DoFor(section, 0, none),
 			relock.All(m.NewLock("c"), m.NewLock("d")).DoFor(section, 0, none),
 		))
-		_, err = m.NewLock("a").Accept(t.Context(), ticket)
+		_, err = ticket.Accept(t.Context(), m.NewLock("a"), given)
 		require.NoError(t, err)
 		var waits []string
 		for _, e := range stage.EventsOf[event.AcquireStarted](&r) {

@@ -13,6 +13,7 @@ import (
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/ticket"
 )
 
 // What if a command runs late?
@@ -48,7 +49,7 @@ func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 		"and it was handed off to nobody": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
 			t.Helper()
 			tape.Keep(stage.CmdWait)
-			_, err := l.HandOff(w.Enter(t.Context(), l))
+			_, err := ticket.HandOff(w.Enter(t.Context(), l), l)
 			require.NoError(t, err)
 			stage.Pass(relock.DefaultTTL)
 		},

@@ -15,6 +15,7 @@ import (
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/ticket"
 )
 
 // When does a section end that was lent, borrowed or handed on?
@@ -36,9 +37,9 @@ func newBorrowed(w *stage.World, after time.Duration, options ...relock.Option) 
 	b.l, b.far = b.lender.NewLock("a", options...), b.there.NewLock("a")
 	b.section = w.Enter(w.T.Context(), b.l)
 	stage.Pass(after)
-	ticket, err := b.l.Lend(b.section)
+	given, err := ticket.Lend(b.section, b.l)
 	require.NoError(w.T, err)
-	b.loan, err = b.far.Borrow(w.T.Context(), ticket)
+	b.loan, err = ticket.Borrow(w.T.Context(), b.far, given)
 	require.NoError(w.T, err)
 	return b
 }
@@ -46,12 +47,12 @@ func newBorrowed(w *stage.World, after time.Duration, options ...relock.Option) 
 func TestAResumeTicketIsNotForTheNextHoldWithTheSameLease(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		_, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, 0))
-		ticket, err := l.ResumeTicket(section)
+		given, err := ticket.ToResume(section, l)
 		require.NoError(t, err)
 		w.Leave(section, l)
 		next := waiting[0].Section()
 		there := w.NewClient().NewLock("a")
-		_, err = there.Accept(t.Context(), ticket)
+		_, err = ticket.Accept(t.Context(), there, given)
 		require.ErrorIs(t, err, relock.ErrLockLost, "its section was unlocked")
 		require.NoError(t, next.Err())
 		w.Leave(next, l)
@@ -128,18 +129,18 @@ func TestALoanEndsAtItsDeadlineThoughItsNextLookIsLater(t *testing.T) {
 // A caller may cancel its context with the loss of another lock as the cause.
 func TestACauseOfTheCallersContextIsNoLossOfATicket(t *testing.T) {
 	for name, test := range map[string]struct {
-		issue   func(l *relock.Lock, section context.Context) (relock.Ticket, error)
-		use     func(l *relock.Lock, ctx context.Context, ticket relock.Ticket) (context.Context, error)
+		issue   func(section context.Context, l *relock.Lock) (ticket.Ticket, error)
+		use     func(ctx context.Context, l *relock.Lock, given ticket.Ticket) (context.Context, error)
 		command stage.Command
 	}{
-		"a loan":     {(*relock.Lock).Lend, (*relock.Lock).Borrow, stage.CmdBorrow},
-		"a hand-off": {(*relock.Lock).HandOff, (*relock.Lock).Accept, stage.CmdAccept},
-		"a resume":   {(*relock.Lock).ResumeTicket, (*relock.Lock).Accept, stage.CmdAccept},
+		"a loan":     {ticket.Lend, ticket.Borrow, stage.CmdBorrow},
+		"a hand-off": {ticket.HandOff, ticket.Accept, stage.CmdAccept},
+		"a resume":   {ticket.ToResume, ticket.Accept, stage.CmdAccept},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				l, there := w.NewClient().NewLock("a"), w.NewClient()
-				ticket, err := test.issue(l, w.Enter(t.Context(), l))
+				given, err := test.issue(w.Enter(t.Context(), l), l)
 				require.NoError(t, err)
 				ctx, cancel := context.WithCancelCause(t.Context())
 				there.Link.Once(func(ctx context.Context, _ *stage.Fault, _ func() error) error {
@@ -147,10 +148,10 @@ func TestACauseOfTheCallersContextIsNoLossOfATicket(t *testing.T) {
 					<-ctx.Done()
 					return store.Unavailable(lifetime.Ended(ctx))
 				}, test.command)
-				_, err = test.use(there.NewLock("a"), ctx, ticket)
+				_, err = test.use(ctx, there.NewLock("a"), given)
 				require.ErrorIs(t, err, context.Canceled)
 				require.NotErrorIs(t, err, relock.ErrLockLost)
-				_, err = test.use(there.NewLock("a"), t.Context(), ticket)
+				_, err = test.use(t.Context(), there.NewLock("a"), given)
 				require.NoError(t, err, "and the ticket is good yet")
 			})
 		})
@@ -169,11 +170,11 @@ func TestATicketCannotBeMadeFromARefusal(t *testing.T) {
 		require.ErrorAs(t, err, &refusal)
 		holder := refusal.Holder.String()
 		for _, hold := range []string{holder, holder + ":1", holder + holder[strings.LastIndexByte(holder, ':'):]} {
-			for _, use := range []relock.TicketUse{relock.UseHandOff, relock.UseResume} {
-				forged := relock.Ticket{
+			for _, use := range []string{ticket.UseHandOff, ticket.UseResume} {
+				forged := ticket.Ticket{
 					Use: use, ID: uuid.NewString(), Lock: l.Key(), Hold: hold, Token: 1 << 53, TTL: time.Minute, Expires: time.Now().Add(time.Minute),
 				}
-				_, err = there.Accept(t.Context(), forged)
+				_, err = ticket.Accept(t.Context(), there, forged)
 				require.ErrorIs(t, err, relock.ErrLockLost)
 			}
 		}
@@ -191,9 +192,9 @@ func TestAHoldThatWasHandedOnIsForgottenAfterItsLease(t *testing.T) {
 		m := w.NewClient()
 		l, there := m.NewLock("a"), w.NewClient().NewLock("a")
 		forgets := m.Link.On(func(_ context.Context, _ *stage.Fault, run func() error) error { return run() }, stage.CmdForget)
-		ticket, err := l.HandOff(w.Enter(t.Context(), l))
+		given, err := ticket.HandOff(w.Enter(t.Context(), l), l)
 		require.NoError(t, err)
-		section, err := there.Accept(t.Context(), ticket)
+		section, err := ticket.Accept(t.Context(), there, given)
 		require.NoError(t, err)
 		stage.Pass(relock.DefaultTTL - time.Second)
 		require.Zero(t, forgets.Hits.Load())

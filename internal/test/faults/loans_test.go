@@ -11,6 +11,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/ticket"
 )
 
 // What if a command of a ticket is lost, or runs late or twice?
@@ -26,20 +27,20 @@ func newJourney(w *stage.Arena, name string) journey {
 }
 
 // lend enters in P, and returns the section with a ticket.
-func (s journey) lend() (section context.Context, ticket relock.Ticket) {
+func (s journey) lend() (section context.Context, given ticket.Ticket) {
 	s.T.Helper()
 	section = s.Enter(s.T.Context(), s.L)
-	ticket, err := s.L.Lend(section)
+	given, err := ticket.Lend(section, s.L)
 	require.NoError(s.T, err)
-	return section, ticket
+	return section, given
 }
 
 // use borrows or accepts.
-func (s journey) use(verb func(context.Context, relock.Ticket) (context.Context, error), t relock.Ticket) context.Context {
+func (s journey) use(verb func(context.Context, *relock.Lock, ticket.Ticket) (context.Context, error), l *relock.Lock, t ticket.Ticket) context.Context {
 	s.T.Helper()
 	var section context.Context
 	require.NoError(s.T, s.Call(func() (err error) {
-		section, err = verb(s.T.Context(), t)
+		section, err = verb(s.T.Context(), l, t)
 		return err
 	}))
 	stage.Keep(s.T, section)
@@ -47,18 +48,18 @@ func (s journey) use(verb func(context.Context, relock.Ticket) (context.Context,
 }
 
 // handOff enters in P, and returns a ticket to continue with.
-func (s journey) handOff() relock.Ticket {
+func (s journey) handOff() ticket.Ticket {
 	s.T.Helper()
-	ticket, err := s.L.HandOff(s.Enter(s.T.Context(), s.L))
+	given, err := ticket.HandOff(s.Enter(s.T.Context(), s.L), s.L)
 	require.NoError(s.T, err)
-	return ticket
+	return given
 }
 
 // travel is a loan that is recalled, and a section that is handed off, while others wait.
 func (s journey) travel() {
 	s.T.Helper()
-	section, ticket := s.lend()
-	loan := s.use(s.Far.Borrow, ticket)
+	section, given := s.lend()
+	loan := s.use(ticket.Borrow, s.Far, given)
 	waiter := s.Start(s.T.Context(), s.L)
 	s.AwaitWaiters(s.L.Name(), 1)
 	s.Leave(section, s.L)
@@ -69,13 +70,13 @@ func (s journey) travel() {
 	mine := waiter.Section()
 	s.RequireCount(s.L.Name(), 1)
 	token := s.Draw(mine, s.L)
-	require.Greater(s.T, token, ticket.Token)
+	require.Greater(s.T, token, given.Token)
 
 	waiter = s.Start(s.T.Context(), s.Far)
 	s.AwaitWaiters(s.L.Name(), 1)
-	ticket, err := s.L.HandOff(mine)
+	given, err := ticket.HandOff(mine, s.L)
 	require.NoError(s.T, err)
-	there := s.use(s.Far.Accept, ticket)
+	there := s.use(ticket.Accept, s.Far, given)
 	require.Equal(s.T, token, s.Draw(there, s.Far))
 	require.True(s.T, waiter.Waits())
 	s.Leave(there, s.Far)

@@ -19,6 +19,7 @@ import (
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store/mem"
+	"github.com/go-relock/relock/ticket"
 )
 
 // When does a script of the user run, and what does it find?
@@ -114,9 +115,9 @@ func TestEvalOfALoanThatIsOverWritesNothing(t *testing.T) {
 	lender, borrower := w.Peer(relock.WithTTL(4*time.Second)), w.Peer(relock.WithTTL(4*time.Second))
 	l, far := lender.NewLock("a"), borrower.NewLock("a")
 	section := w.Enter(t.Context(), l)
-	ticket, err := l.Lend(section)
+	given, err := ticket.Lend(section, l)
 	require.NoError(t, err)
-	loan, err := far.Borrow(t.Context(), ticket)
+	loan, err := ticket.Borrow(t.Context(), far, given)
 	require.NoError(t, err)
 	const set = "redis.call('SET', KEYS[1], ARGV[1]) return ARGV[1]"
 	reply, err := far.Eval(loan, set, key("a"), "in time")

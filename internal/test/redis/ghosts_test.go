@@ -12,6 +12,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
+	"github.com/go-relock/relock/ticket"
 )
 
 // What does a place in the queue do whose wait is over? A replica that was behind brings it back when
@@ -99,18 +100,18 @@ func TestALateGrantFreesNothingThatLives(t *testing.T) {
 	owner, client, far := w.Peer(), w.Peer(), w.Peer()
 	for what, leaves := range map[string]func(w *stage.Arena, l *relock.Lock, section context.Context) (unlock func()){
 		"an open loan": func(w *stage.Arena, l *relock.Lock, section context.Context) func() {
-			ticket, err := l.Lend(section)
+			given, err := ticket.Lend(section, l)
 			require.NoError(w.T, err)
-			loan, err := far.NewLock(l.Name()).Borrow(w.T.Context(), ticket)
+			loan, err := ticket.Borrow(w.T.Context(), far.NewLock(l.Name()), given)
 			require.NoError(w.T, err)
 			w.Leave(section, l)
 			return func() { w.Leave(loan, far.NewLock(l.Name())) }
 		},
 		"a hand-off": func(w *stage.Arena, l *relock.Lock, section context.Context) func() {
-			ticket, err := l.HandOff(section)
+			given, err := ticket.HandOff(section, l)
 			require.NoError(w.T, err)
 			return func() {
-				there, err := far.NewLock(l.Name()).Accept(w.T.Context(), ticket)
+				there, err := ticket.Accept(w.T.Context(), far.NewLock(l.Name()), given)
 				require.NoError(w.T, err)
 				w.Leave(there, far.NewLock(l.Name()))
 			}

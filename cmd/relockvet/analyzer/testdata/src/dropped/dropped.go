@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/ticket"
 )
 
 func blank(ctx context.Context, l *relock.Lock) error {
@@ -23,20 +24,20 @@ func statements(ctx context.Context, l *relock.Lock) {
 }
 
 func everyVerb(ctx context.Context, l *relock.Lock, rw *relock.RWLock, both *relock.Locks, any relock.Locker) {
-	l.TryLock(ctx)                      // want `dropped`
-	l.TryLockFor(ctx, time.Second)      // want `dropped`
-	_, _, _ = l.TryLockIf(ctx, "", nil) // want `dropped`
-	l.Borrow(ctx, relock.Ticket{})      // want `dropped`
-	l.Accept(ctx, relock.Ticket{})      // want `dropped`
-	rw.Lock(ctx)                        // want `dropped`
-	rw.RLock(ctx)                       // want `dropped`
-	rw.TryRLock(ctx)                    // want `dropped`
-	rw.TryRLockFor(ctx, time.Second)    // want `dropped`
-	rw.RLocker().Lock(ctx)              // want `dropped`
-	both.Lock(ctx)                      // want `dropped`
-	both.TryLock(ctx)                   // want `dropped`
-	any.Lock(ctx)                       // want `dropped`
-	relock.All(l, rw).Lock(ctx)         // want `dropped`
+	l.TryLock(ctx)                         // want `dropped`
+	l.TryLockFor(ctx, time.Second)         // want `dropped`
+	_, _, _ = l.TryLockIf(ctx, "", nil)    // want `dropped`
+	ticket.Borrow(ctx, l, ticket.Ticket{}) // want `dropped`
+	ticket.Accept(ctx, l, ticket.Ticket{}) // want `dropped`
+	rw.Lock(ctx)                           // want `dropped`
+	rw.RLock(ctx)                          // want `dropped`
+	rw.TryRLock(ctx)                       // want `dropped`
+	rw.TryRLockFor(ctx, time.Second)       // want `dropped`
+	rw.RLocker().Lock(ctx)                 // want `dropped`
+	both.Lock(ctx)                         // want `dropped`
+	both.TryLock(ctx)                      // want `dropped`
+	any.Lock(ctx)                          // want `dropped`
+	relock.All(l, rw).Lock(ctx)            // want `dropped`
 }
 
 type embeds struct{ relock.Locker }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/ticket"
 )
 
 func run(context.Context) error { return nil }
@@ -283,23 +284,23 @@ func oneInAnother(ctx context.Context, locks []*relock.Lock) error {
 }
 
 // handsOff goes on in its section if the hand-off fails.
-func handsOff(ctx context.Context, l *relock.Lock, t relock.Ticket) (relock.Ticket, error) {
-	section, err := l.Accept(ctx, t)
+func handsOff(ctx context.Context, l *relock.Lock, t ticket.Ticket) (ticket.Ticket, error) {
+	section, err := ticket.Accept(ctx, l, t)
 	if err != nil {
-		return relock.Ticket{}, err
+		return ticket.Ticket{}, err
 	}
-	next, err := l.HandOff(section)
+	next, err := ticket.HandOff(section, l)
 	if err != nil {
-		return relock.Ticket{}, errors.Join(err, run(section), l.Unlock(section))
+		return ticket.Ticket{}, errors.Join(err, run(section), l.Unlock(section))
 	}
 	return next, nil
 }
 
-func lends(ctx context.Context, l *relock.Lock) (relock.Ticket, error) {
+func lends(ctx context.Context, l *relock.Lock) (ticket.Ticket, error) {
 	section, err := l.Lock(ctx)
 	if err != nil {
-		return relock.Ticket{}, err
+		return ticket.Ticket{}, err
 	}
 	defer l.Unlock(section)
-	return l.Lend(section)
+	return ticket.Lend(section, l)
 }

@@ -8,13 +8,14 @@ import (
 	"os"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/ticket"
 	"release"
 )
 
 func work(context.Context) error { return nil }
 
 func earlyReturn(ctx context.Context, l *relock.Lock) error {
-	section, err := l.Lock(ctx) // want `section is not unlocked on the path to the return on line 22; write defer l.Unlock\(section\) after the check of the error, or use Do`
+	section, err := l.Lock(ctx) // want `section is not unlocked on the path to the return on line 23; write defer l.Unlock\(section\) after the check of the error, or use Do`
 	if err != nil {
 		return err
 	}
@@ -25,7 +26,7 @@ func earlyReturn(ctx context.Context, l *relock.Lock) error {
 }
 
 func sameError(ctx context.Context, l *relock.Lock) error {
-	section, err := l.Lock(ctx) // want `not unlocked on the path to the return on line 33`
+	section, err := l.Lock(ctx) // want `not unlocked on the path to the return on line 34`
 	if err != nil {
 		return err
 	}
@@ -73,7 +74,7 @@ func nextRound(ctx context.Context, l *relock.Lock, n int) error {
 }
 
 func switches(ctx context.Context, l *relock.Lock) error {
-	section, err := l.TryLock(ctx) // want `not unlocked on the path to the return on line 84`
+	section, err := l.TryLock(ctx) // want `not unlocked on the path to the return on line 85`
 	switch {
 	case errors.Is(err, relock.ErrLocked):
 		return nil
@@ -87,7 +88,7 @@ func switches(ctx context.Context, l *relock.Lock) error {
 }
 
 func joined(ctx context.Context, l *relock.Lock) error {
-	section, err := l.Lock(ctx) // want `not unlocked on the path to the return on line 92`
+	section, err := l.Lock(ctx) // want `not unlocked on the path to the return on line 93`
 	if err != nil || section.Err() != nil {
 		return context.Cause(section)
 	}
@@ -168,7 +169,7 @@ func replaced(ctx context.Context, l *relock.Lock) error {
 }
 
 func throughAnInterface(ctx context.Context, l relock.Locker, repo interface{ Save(context.Context) error }) error {
-	section, err := l.Lock(ctx) // want `not unlocked on the path to the return on line 176`
+	section, err := l.Lock(ctx) // want `not unlocked on the path to the return on line 177`
 	if err != nil {
 		return err
 	}
@@ -657,8 +658,8 @@ func notUnderstood(ctx context.Context, l *relock.Lock) error {
 
 func isBusy(err error) bool { return err != nil }
 
-func borrowed(ctx context.Context, l *relock.Lock, t relock.Ticket) error {
-	section, err := l.Borrow(ctx, t) // want `write defer l.Unlock\(section\) after the check of the error$`
+func borrowed(ctx context.Context, l *relock.Lock, t ticket.Ticket) error {
+	section, err := ticket.Borrow(ctx, l, t) // want `write defer l.Unlock\(section\) after the check of the error$`
 	if err != nil {
 		return err
 	}
@@ -668,13 +669,13 @@ func borrowed(ctx context.Context, l *relock.Lock, t relock.Ticket) error {
 	return l.Unlock(section)
 }
 
-func handedOff(ctx context.Context, l *relock.Lock, t relock.Ticket) (relock.Ticket, error) {
-	section, err := l.Accept(ctx, t) // want `defer l.Unlock\(section\)`
+func handedOff(ctx context.Context, l *relock.Lock, t ticket.Ticket) (ticket.Ticket, error) {
+	section, err := ticket.Accept(ctx, l, t) // want `defer l.Unlock\(section\)`
 	if err != nil {
-		return relock.Ticket{}, err
+		return ticket.Ticket{}, err
 	}
 	if err := work(section); err != nil {
-		return relock.Ticket{}, err
+		return ticket.Ticket{}, err
 	}
-	return l.HandOff(section)
+	return ticket.HandOff(section, l)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/ticket"
 )
 
 func work(context.Context) error { return nil }
@@ -97,11 +98,11 @@ func apart(section, ctx context.Context, l *relock.Lock) (context.Context, error
 	return l.Lock(ctx)
 }
 
-func handsOffAnother(ctx context.Context, l *relock.Lock) (relock.Ticket, error) {
+func handsOffAnother(ctx context.Context, l *relock.Lock) (ticket.Ticket, error) {
 	section, err := l.Lock(ctx)
 	if err != nil {
-		return relock.Ticket{}, err
+		return ticket.Ticket{}, err
 	}
 	work(section)
-	return l.HandOff(ctx) // want `ctx is the context from before the section, so this HandOff does not leave it; write l.HandOff\(section\)`
+	return ticket.HandOff(ctx, l) // want `ctx is the context from before the section, so this HandOff does not leave it; write ticket.HandOff\(section, l\)`
 }

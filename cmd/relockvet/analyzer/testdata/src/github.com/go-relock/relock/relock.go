@@ -26,8 +26,6 @@ type Client struct{}
 
 func (*Client) NewLock(string) *Lock { return nil }
 
-type Ticket struct{}
-
 type Lock struct{}
 
 func (*Lock) Name() string { return "" }
@@ -45,10 +43,6 @@ func (*Lock) Do(ctx context.Context, fn func(context.Context) error) error { ret
 func (*Lock) DoFor(ctx context.Context, _ time.Duration, fn func(context.Context) error) error {
 	return fn(ctx)
 }
-func (*Lock) Borrow(ctx context.Context, _ Ticket) (context.Context, error) { return ctx, nil }
-func (*Lock) Accept(ctx context.Context, _ Ticket) (context.Context, error) { return ctx, nil }
-func (*Lock) Lend(context.Context) (Ticket, error)                          { return Ticket{}, nil }
-func (*Lock) HandOff(context.Context) (Ticket, error)                       { return Ticket{}, nil }
 
 func (*Lock) Held(context.Context) bool            { return true }
 func (*Lock) Token(context.Context) (int64, error) { return 1, nil }
