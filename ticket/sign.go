@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/golang-jwt/jwt/v5"
+
 	"github.com/go-relock/relock/event"
 )
 
@@ -34,6 +36,22 @@ func (Signed) LogValue() slog.Value { return slog.StringValue(redacted) }
 // MarshalText returns an error, as a ticket in a structure is often logged.
 func (Signed) MarshalText() ([]byte, error) {
 	return nil, errors.New("a ticket.Signed is not marshaled: send its Text")
+}
+
+// typ is the type in the header of a signed ticket, so that no other token of an issuer is taken
+// for a ticket.
+const typ = "relock-ticket+jwt"
+
+// claims are what is signed.
+type claims struct {
+	jwt.RegisteredClaims               // jti is the ID of the ticket
+	Use                  string        `json:"use"`
+	Lock                 string        `json:"lock"`
+	Mode                 event.Mode    `json:"mode"`
+	Hold                 string        `json:"hold"`
+	Token                int64         `json:"token"`
+	TTL                  time.Duration `json:"ttl"`
+	Delay                time.Duration `json:"delay"`
 }
 
 // Signer signs the tickets of one service. A Signer is immutable, and safe for concurrent use.
@@ -64,8 +82,8 @@ func (s *Signer) GoString() string { return s.String() }
 // Sign signs a ticket for one service, the audience of its [Verifier]. The expiry is signed in
 // whole seconds, rounded down.
 //
-// A ticket of [ToResume] has no expiry, as it is meant for the store of the program that has made
-// it. Set [Ticket.Expires] to sign one.
+// A ticket of [ToResume] has no expiry, as it is meant for the store of the program
+// that has made it. Set [Ticket.Expires] to sign one.
 //
 // Errors: [relock.ErrInvalid] for an audience without a name, a ticket without an expiry, a Ticket
 // that no function of this package has made, and a lock whose name is not in UTF-8.
@@ -80,12 +98,20 @@ func (s *Signer) Sign(t Ticket, audience string) (Signed, error) {
 	case t.Expires.IsZero():
 		return "", invalid("Sign: a %s ticket has no expiry; set Expires before it is signed", t.Use)
 	}
-	now := time.Now().Unix()
-	text, err := sign(header{Type: typ, Method: method, Key: s.keyID}, claims{
-		Issuer: s.issuer, Audience: audience, ID: t.ID, IssuedAt: now, NotBefore: now, Expires: t.Expires.Unix(),
+	now := jwt.NewNumericDate(time.Now())
+	token := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims{
+		RegisteredClaims: jwt.RegisteredClaims{
+			Issuer: s.issuer, Audience: jwt.ClaimStrings{audience}, ID: t.ID,
+			IssuedAt: now, NotBefore: now, ExpiresAt: jwt.NewNumericDate(t.Expires),
+		},
 		Use: t.Use, Lock: t.Lock, Mode: event.ModeExclusive, Hold: t.Hold, Token: t.Token, TTL: t.TTL, Delay: t.Delay,
-	}, *s.key)
-	return Signed(text), err
+	})
+	token.Header["typ"], token.Header["kid"] = typ, s.keyID
+	text, err := token.SignedString(*s.key)
+	if err != nil {
+		return "", err
+	}
+	return Signed(text), nil
 }
 
 // isWhole says whether each field of a ticket but its expiry has a value. The rest is checked by

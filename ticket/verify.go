@@ -2,8 +2,11 @@ package ticket
 
 import (
 	"crypto/ed25519"
+	"errors"
 	"slices"
 	"time"
+
+	"github.com/golang-jwt/jwt/v5"
 
 	"github.com/go-relock/relock/event"
 )
@@ -59,6 +62,7 @@ type Verifier struct {
 	audience        string
 	issuers         Issuers
 	maxLife, leeway time.Duration
+	parser          *jwt.Parser
 }
 
 // NewVerifier returns the Verifier of a service. The audience is the name under which issuers sign
@@ -85,6 +89,10 @@ func NewVerifier(audience string, issuers Issuers, options ...Option) (*Verifier
 			return nil, err
 		}
 	}
+	v.parser = jwt.NewParser(
+		jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}), jwt.WithStrictDecoding(), jwt.WithAudience(audience),
+		jwt.WithLeeway(v.leeway), jwt.WithExpirationRequired(), jwt.WithIssuedAt(),
+	)
 	return v, nil
 }
 
@@ -95,35 +103,60 @@ func NewVerifier(audience string, issuers Issuers, options ...Option) (*Verifier
 // Errors: [ErrMissing] for an empty text, [ErrSignature], [ErrExpired], [ErrAudience], each of
 // which matches [relock.ErrTicket].
 func (v *Verifier) Verify(s Signed) (Ticket, error) {
-	switch {
-	case s == "":
+	if s == "" {
 		return Ticket{}, ErrMissing
-	case len(s) > maxLength:
+	}
+	if len(s) > maxLength {
 		return Ticket{}, because(ErrSignature, "it is too long")
 	}
-	signed, err := parse(s.Text())
-	if err != nil {
-		return Ticket{}, err
+	var c claims
+	if _, err := v.parser.ParseWithClaims(s.Text(), &c, v.key); err != nil {
+		return Ticket{}, reason(err)
 	}
-	c := signed.claims
-	key, isKnown := v.issuers[c.Issuer][signed.header.Key]
+	t := Ticket{Use: c.Use, ID: c.ID, Lock: c.Lock, Hold: c.Hold, Token: c.Token, TTL: c.TTL, Delay: c.Delay}
 	switch {
-	case !isKnown || !signed.isBy(key):
-		return Ticket{}, because(ErrSignature, "the signature is wrong, or its issuer or key is unknown")
-	case c.Audience != "" && c.Audience != v.audience:
-		return Ticket{}, ErrAudience
-	}
-	t := Ticket{Use: c.Use, ID: c.ID, Lock: c.Lock, Hold: c.Hold, Token: c.Token, TTL: c.TTL, Delay: c.Delay, Expires: time.Unix(c.Expires, 0)}
-	now := time.Now()
-	switch {
-	case !isWhole(t), c.Audience == "", c.Mode != event.ModeExclusive, c.IssuedAt == 0, c.NotBefore == 0, c.Expires == 0:
+	case !isWhole(t), c.Mode != event.ModeExclusive, c.IssuedAt == nil, c.NotBefore == nil, len(c.Audience) != 1:
 		return Ticket{}, because(ErrSignature, "a claim is missing, or wrong")
-	case !now.Add(-v.leeway).Before(t.Expires):
-		return Ticket{}, because(ErrExpired, "it has expired")
-	case now.Add(v.leeway).Before(time.Unix(max(c.IssuedAt, c.NotBefore), 0)):
-		return Ticket{}, because(ErrExpired, "it was issued in the future, by the clock of this process")
-	case t.Expires.After(now.Add(v.maxLife + v.leeway)):
+	case time.Until(c.ExpiresAt.Time) > v.maxLife+v.leeway:
 		return Ticket{}, because(ErrSignature, "it expires too late, see WithMaxLife")
 	}
+	t.Expires = c.ExpiresAt.Time
 	return t, nil
+}
+
+var errKey = errors.New("no such key")
+
+// key returns the key of a ticket whose claims nobody has checked yet.
+func (v *Verifier) key(t *jwt.Token) (any, error) {
+	id, _ := t.Header["kid"].(string)
+	if t.Header["typ"] != typ || t.Header["crit"] != nil { // an extension that RFC 7515 has us know, or refuse
+		return nil, errKey
+	}
+	key, is := v.issuers[t.Claims.(*claims).Issuer][id]
+	if !is {
+		return nil, errKey
+	}
+	return key, nil
+}
+
+// reason returns the error for an error of the parser, whose text may have parts of the ticket.
+func reason(err error) error {
+	switch {
+	case errors.Is(err, errKey):
+		return because(ErrSignature, "the issuer, its key, the type, or an extension is unknown")
+	case errors.Is(err, jwt.ErrTokenMalformed):
+		return because(ErrSignature, "it is malformed")
+	case errors.Is(err, jwt.ErrTokenSignatureInvalid), errors.Is(err, jwt.ErrTokenUnverifiable):
+		return because(ErrSignature, "the signature, or its method, is wrong")
+	case errors.Is(err, jwt.ErrTokenRequiredClaimMissing):
+		return because(ErrSignature, "a claim is missing, or wrong")
+	case errors.Is(err, jwt.ErrTokenInvalidAudience):
+		return ErrAudience
+	case errors.Is(err, jwt.ErrTokenExpired):
+		return because(ErrExpired, "it has expired")
+	case errors.Is(err, jwt.ErrTokenNotValidYet), errors.Is(err, jwt.ErrTokenUsedBeforeIssued):
+		return because(ErrExpired, "it was issued in the future, by the clock of this process")
+	default:
+		return because(ErrSignature, "a claim is wrong")
+	}
 }

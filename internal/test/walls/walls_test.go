@@ -35,8 +35,8 @@ var walls = map[string][]string{
 	"scripts.go": {goRedis, relock + "internal/redisstore", relock + "store"},
 	// What the hooks get: nothing of locks, so that the root can make it.
 	"event": {relock + "internal/events"},
-	// Sections that travel: on a lock, and without a library for tokens.
-	"ticket": {strings.TrimSuffix(relock, "/"), relock + "event", relock + "internal/inside", relock + "internal/lifetime"},
+	// Sections that travel: on a lock, and with a library for tokens.
+	"ticket": {"github.com/golang-jwt/jwt/v5", strings.TrimSuffix(relock, "/"), relock + "event", relock + "internal/inside", relock + "internal/lifetime"},
 	// The stores in Redis: nothing of clients and locks.
 	"internal/redisstore": {
 		goRedis, uuid, relock + "internal/attempts", relock + "internal/group", relock + "internal/lifetime",
