@@ -3,6 +3,7 @@ package relockk8s_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -110,28 +111,22 @@ func (s *server) url() string { return fmt.Sprintf("http://127.0.0.1:%d", s.port
 // run starts the process, and returns when the server answers.
 func (s *server) run() {
 	s.t.Helper()
-	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	require.NoError(s.t, err)
-	defer func() { require.NoError(s.t, log.Close()) }() // the process has its own
 	cmd := exec.CommandContext(context.Background(), s.program,
 		"-address", fmt.Sprintf("127.0.0.1:%d", s.port), "-etcd", etcdtest.Shared(s.t).URL())
-	cmd.Stdout, cmd.Stderr = log, log
-	s.proc, err = process.Start(cmd)
+	var err error
+	s.proc, err = process.StartLogged(cmd, filepath.Join(dir, "log"))
 	require.NoError(s.t, err)
 	client := http.Client{Timeout: time.Second}
-	ready := func() bool {
+	require.NoError(s.t, s.proc.Ready(time.Minute, func() error {
 		resp, err := client.Get(s.url() + "/readyz")
-		if err != nil {
-			return false
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = errors.New(resp.Status)
 		}
-		return resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
-	}
-	for late := time.Now().Add(time.Minute); !ready(); <-time.After(20 * time.Millisecond) {
-		if time.Now().After(late) || !s.proc.Alive() {
-			text, _ := os.ReadFile(log.Name())
-			require.FailNow(s.t, "the API server does not serve", "%s", text)
+		if resp != nil {
+			err = errors.Join(err, resp.Body.Close())
 		}
-	}
+		return err
+	}))
 }
 
 func (s *server) kill() {

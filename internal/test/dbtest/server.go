@@ -241,13 +241,9 @@ func (s *server) run() error {
 	if err != nil {
 		return err
 	}
-	log, err := os.Create(filepath.Join(s.dir, "log"))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }() // the server has its own
-	cmd.Stdout, cmd.Stderr = log, log
-	if s.proc, err = process.Start(cmd); err != nil {
+	log := filepath.Join(s.dir, "log")
+	_ = os.Remove(log) // of an earlier start
+	if s.proc, err = process.StartLogged(cmd, log); err != nil {
 		return err
 	}
 	if err := s.ready(); err != nil {
@@ -261,23 +257,17 @@ func (s *server) run() error {
 func (s *server) ready() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
 	defer cancel()
-	for {
+	err := s.proc.Ready(startLimit, func() error {
 		out, err := s.ask(ctx, s.engine.where)
-		if err == nil && filepath.Clean(strings.TrimSpace(out)) == s.data() {
-			return nil
+		if err == nil && filepath.Clean(strings.TrimSpace(out)) != s.data() {
+			err = fmt.Errorf("the data are in %s", out)
 		}
-		select {
-		case <-s.proc.Done():
-			log := s.log()
-			if bytes.Contains(log, []byte("in use")) {
-				return errBind
-			}
-			return fmt.Errorf("it ended at its start: %w\n%s", s.proc.Err(), log)
-		case <-ctx.Done():
-			return fmt.Errorf("no answer in %v: %w\n%s\n%s", startLimit, err, out, s.log())
-		case <-time.After(30 * time.Millisecond):
-		}
+		return err
+	})
+	if errors.Is(err, process.ErrEnded) && bytes.Contains(s.log(), []byte("in use")) {
+		return errBind
 	}
+	return err
 }
 
 // ask runs one statement with the command-line client and returns its output.

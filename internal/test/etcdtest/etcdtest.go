@@ -198,35 +198,14 @@ func memory() string {
 }
 
 // run starts the process.
-func (m *member) run() error {
-	log, err := os.OpenFile(m.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }() // the process has its own
-	cmd := exec.CommandContext(context.Background(), "etcd", m.args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	m.proc, err = process.Start(cmd)
+func (m *member) run() (err error) {
+	m.proc, err = process.StartLogged(exec.CommandContext(context.Background(), "etcd", m.args...), filepath.Join(m.dir, "log"))
 	return err
 }
 
 // ready returns when the server has a leader and answers.
 func (m *member) ready() error {
-	for late := time.After(startLimit); ; {
-		_, err := m.ask("/health")
-		if err == nil {
-			return nil
-		}
-		text, _ := os.ReadFile(m.log())
-		text = text[max(0, len(text)-3000):]
-		select {
-		case <-m.proc.Done():
-			return fmt.Errorf("the server has ended: %w\n%s", m.proc.Err(), text)
-		case <-late:
-			return fmt.Errorf("the server does not answer in %v: %w\n%s", startLimit, err, text)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+	return m.proc.Ready(startLimit, func() error { _, err := m.ask("/health"); return err })
 }
 
 // ask gets a page of the server.
@@ -248,8 +227,6 @@ func (m *member) ask(page string) (string, error) {
 	}
 	return string(body), err
 }
-
-func (m *member) log() string { return filepath.Join(m.dir, "log") }
 
 // end kills the process and removes its data.
 func (m *member) end() (err error) {

@@ -23,6 +23,7 @@ type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error // readable when done is closed
+	log  string
 }
 
 // Start starts a program. The caller sees to it that the program ends, by [Process.Kill] or
@@ -48,6 +49,44 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// StartLogged is [Start] of a program whose output goes to the end of a file.
+func StartLogged(cmd *exec.Cmd, log string) (*Process, error) {
+	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // the program has its own
+	cmd.Stdout, cmd.Stderr = file, file
+	p, err := Start(cmd)
+	if err == nil {
+		p.log = log
+	}
+	return p, err
+}
+
+// ErrEnded says that a program has ended before it was ready.
+var ErrEnded = errors.New("the server has ended")
+
+// Ready asks a server until ready returns nil. The error of a server that has ended, or is not
+// ready in time, has the end of its log.
+func (p *Process) Ready(within time.Duration, ready func() error) error {
+	for late := time.After(within); ; {
+		err := ready()
+		if err == nil {
+			return nil
+		}
+		text, _ := os.ReadFile(p.log)
+		text = text[max(0, len(text)-3000):]
+		select {
+		case <-p.done:
+			return fmt.Errorf("%w: %w\n%s", ErrEnded, p.err, text)
+		case <-late:
+			return fmt.Errorf("the server does not answer in %v: %w\n%s", within, err, text)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // Pid returns the process id.

@@ -245,39 +245,25 @@ func newServer(t testing.TB, port int, main string, lines []string) *Server {
 // start runs the process.
 func (s *Server) start() {
 	s.t.Helper()
-	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	s.must(err)
-	defer func() { _ = log.Close() }() // the process has its own
 	cmd := exec.CommandContext(context.Background(), "java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-Dzookeeper.forceSync=no", "-Dznode.container.checkIntervalMs=1000", "-Djava.net.preferIPv4Stack=true",
 		"-cp", classes, "org.apache.zookeeper.server."+s.main, filepath.Join(s.dir, "config"))
-	cmd.Dir, cmd.Stdout, cmd.Stderr = s.dir, log, log
-	s.proc, err = process.Start(cmd)
+	cmd.Dir = s.dir
+	var err error
+	s.proc, err = process.StartLogged(cmd, filepath.Join(s.dir, "log"))
 	s.must(err)
 }
 
 // ready returns when the server serves.
 func (s *Server) ready() {
 	s.t.Helper()
-	for late := time.Now().Add(startLimit); ; {
+	s.must(s.proc.Ready(startLimit, func() error {
 		answer, err := s.ask("srvr")
-		if err == nil && strings.Contains(answer, "Mode: ") {
-			return
+		if err == nil && !strings.Contains(answer, "Mode: ") {
+			err = fmt.Errorf("it answers %q", answer)
 		}
-		select {
-		case <-s.proc.Done():
-			s.t.Fatalf("zktest: the server has ended:\n%s", s.log())
-		case <-time.After(20 * time.Millisecond):
-		}
-		if time.Now().After(late) {
-			s.t.Fatalf("zktest: no answer in %v: %v\n%s", startLimit, err, s.log())
-		}
-	}
-}
-
-func (s *Server) log() []byte {
-	log, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-	return bytes.TrimSpace(log)
+		return err
+	}))
 }
 
 // ask sends one of the server's commands of four letters.
