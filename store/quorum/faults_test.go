@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 	"github.com/go-relock/relock/store/quorum"
@@ -27,39 +28,16 @@ func pass(d time.Duration) { time.Sleep(d) } // in a synctest bubble
 
 // far is a member behind a network of one process.
 type far struct {
-	*mem.Store
-
-	down atomic.Bool // no command arrives
+	*stage.Link
 	hold atomic.Bool // a Try arrives when its caller has given up
-	ends func()      // what each command does in place of an answer; nil: answer
 }
 
 var errDown = store.Unavailable(errors.New("no route"))
 
-// reach returns an error while the member is down.
-func (f *far) reach() error {
-	if f.ends != nil {
-		f.ends()
-	}
-	if f.down.Load() {
-		return errDown
-	}
-	return nil
-}
-
-// until waits for the member.
-func (f *far) until(ctx context.Context) error {
-	if f.ends != nil {
-		f.ends()
-	}
-	for f.down.Load() {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", context.Cause(ctx), errDown)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	return nil
+// down lets no command arrive until Heal: a command fails, or waits where package store says so.
+func (f *far) down() {
+	f.On(stage.Refuse(errDown), stage.CmdTry, stage.CmdRenew, stage.CmdForget, stage.CmdToken, stage.CmdLook)
+	f.On(stage.Silence, stage.CmdWait, stage.CmdEnter, stage.CmdRelease)
 }
 
 func (f *far) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
@@ -69,67 +47,25 @@ func (f *far) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 		_, _ = f.Store.Try(context.WithoutCancel(ctx), a)
 		return store.Lease{}, store.Unsure(context.Cause(ctx))
 	}
-	if err := f.reach(); err != nil {
-		return store.Lease{}, err
-	}
-	return f.Store.Try(ctx, a)
+	return f.Link.Try(ctx, a)
 }
 
-func (f *far) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	if err := f.until(ctx); err != nil {
-		return store.Lease{}, err
+// slowly makes a command arrive late, whatever becomes of its caller.
+func slowly(d time.Duration) stage.Action {
+	return func(_ context.Context, _ *stage.Fault, run func() error) error {
+		pass(d)
+		return run()
 	}
-	return f.Store.Wait(ctx, a, progress)
 }
 
-func (f *far) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	if err := f.until(ctx); err != nil {
-		return store.Lease{}, err
-	}
-	return f.Store.Enter(ctx, l, count)
-}
-
-func (f *far) Release(ctx context.Context, l store.Lease) error {
-	if err := f.until(ctx); err != nil {
-		return err
-	}
-	return f.Store.Release(ctx, l)
-}
-
-func (f *far) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	if err := f.reach(); err != nil {
-		errs := make([]error, len(renewals))
-		for i := range errs {
-			errs[i] = err
-		}
-		return errs
-	}
-	return f.Store.Renew(ctx, renewals)
-}
-
-func (f *far) Forget(ctx context.Context, asks []store.Ask) []error {
-	if err := f.reach(); err != nil {
-		errs := make([]error, len(asks))
-		for i := range errs {
-			errs[i] = err
-		}
-		return errs
-	}
-	return f.Store.Forget(ctx, asks)
-}
-
-func (f *far) Token(ctx context.Context, l store.Lease) (int64, error) {
-	if err := f.reach(); err != nil {
-		return 0, err
-	}
-	return f.Store.Token(ctx, l)
-}
-
-func (f *far) Look(ctx context.Context, a store.Ask) (store.State, error) {
-	if err := f.reach(); err != nil {
-		return store.State{}, err
-	}
-	return f.Store.Look(ctx, a)
+// linked returns the store of a process whose links to the members have faults.
+func (r *rig) linked(faults func(i int, k *stage.Link)) store.Store {
+	r.Helper()
+	return r.over(func(i int, m *mem.Store) store.Store {
+		k := stage.NewLink(m)
+		faults(i, k)
+		return k
+	})
 }
 
 // seen returns the store of a process with members of its own view.
@@ -137,7 +73,7 @@ func (r *rig) seen() (store.Store, []*far) {
 	r.Helper()
 	var view []*far
 	s := r.over(func(_ int, m *mem.Store) store.Store {
-		view = append(view, &far{Store: m})
+		view = append(view, &far{Link: stage.NewLink(m)})
 		return view[len(view)-1]
 	})
 	return s, view
@@ -215,7 +151,7 @@ func TestAMinorityThatPanicsCostsNoFailure(t *testing.T) {
 			fake(t, 3, 1, func(r *rig, members []int) {
 				s, view := r.seen()
 				r.store = s
-				view[members[0]].ends = end
+				view[members[0]].On(func(_ context.Context, _ *stage.Fault, run func() error) error { end(); return run() })
 				r.cycle()
 			})
 		})
@@ -333,24 +269,15 @@ func TestTokensGrowWhenTheFastestClockIsLost(t *testing.T) {
 	})
 }
 
-// releasesLate is a member whose releases take most of the 5 ms that a release waits at least.
-type releasesLate struct{ *mem.Store }
-
-func (m releasesLate) Release(ctx context.Context, l store.Lease) error {
-	pass(4 * time.Millisecond)
-	return m.Store.Release(ctx, l)
-}
-
 // TestAReleaseWaitsForEachMemberThatAnswers has the next hold meet two members: one that was the
 // last to release, and one that is away.
 func TestAReleaseWaitsForEachMemberThatAnswers(t *testing.T) {
 	fake(t, 3, 2, func(r *rig, two []int) {
 		for _, late := range two {
-			s := r.over(func(i int, m *mem.Store) store.Store {
-				if i == late {
-					return releasesLate{m}
+			s := r.linked(func(i int, k *stage.Link) {
+				if i == late { // most of the 5 ms that a release waits at least
+					k.On(slowly(4*time.Millisecond), stage.CmdRelease)
 				}
-				return m
 			})
 			l, err := s.Try(r.Context(), ask(minute))
 			require.NoError(r, err)
@@ -477,27 +404,6 @@ func TestAFillThatGivesUpLeavesNoPlace(t *testing.T) {
 	})
 }
 
-// slow is a member that answers to Forget late, and to Try and Wait after a time of their own.
-type slow struct {
-	*mem.Store
-	try, wait time.Duration
-}
-
-func (m slow) Forget(ctx context.Context, asks []store.Ask) []error {
-	pass(900 * time.Millisecond)
-	return m.Store.Forget(ctx, asks)
-}
-
-func (m slow) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	pass(m.try)
-	return m.Store.Try(ctx, a)
-}
-
-func (m slow) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	pass(m.wait)
-	return m.Store.Wait(ctx, a, progress)
-}
-
 // TestACallEndsWithItsContext has calls whose contexts end while locks are given back. A waiter is
 // refused before or after other members have given their locks.
 func TestACallEndsWithItsContext(t *testing.T) {
@@ -514,7 +420,11 @@ func TestACallEndsWithItsContext(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, 3)
-				s := r.over(func(_ int, m *mem.Store) store.Store { return slow{m, c.try, c.wait} })
+				s := r.linked(func(_ int, k *stage.Link) {
+					k.On(slowly(900*time.Millisecond), stage.CmdForget)
+					k.On(slowly(c.try), stage.CmdTry)
+					k.On(slowly(c.wait), stage.CmdWait)
+				})
 				_, err := r.members[0].Try(t.Context(), ask(minute))
 				require.NoError(t, err)
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -528,23 +438,12 @@ func TestACallEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// breaksLate is a member that a Break reaches late.
-type breaksLate struct {
-	*mem.Store
-	by time.Duration
-}
-
-func (m breaksLate) Break(ctx context.Context, a store.Ask) error {
-	pass(m.by)
-	return m.Store.Break(ctx, a)
-}
-
 // TestAFillBesideABreakDoesNotComeBack renews a hold while the members are freed one by one.
 func TestAFillBesideABreakDoesNotComeBack(t *testing.T) {
 	for _, apart := range []time.Duration{20 * time.Millisecond, 400 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t, 3)
-			other := r.over(func(i int, m *mem.Store) store.Store { return breaksLate{m, time.Duration(i) * apart} })
+			other := r.linked(func(i int, k *stage.Link) { k.On(slowly(time.Duration(i)*apart), stage.CmdBreak) })
 			l := r.try(minute)
 			broken := make(chan error, 1)
 			go func() { broken <- other.Break(t.Context(), l.Ask) }()
@@ -563,27 +462,12 @@ func TestAFillBesideABreakDoesNotComeBack(t *testing.T) {
 	}
 }
 
-// breaksWith is a member that a Break reaches late, or not at all.
-type breaksWith struct {
-	*mem.Store
-	by     time.Duration
-	missed bool
-}
-
-func (m breaksWith) Break(ctx context.Context, a store.Ask) error {
-	if m.missed {
-		return errDown
-	}
-	pass(m.by)
-	return m.Store.Break(ctx, a)
-}
-
 // TestABreakThatMissesAMemberIsNotUndone has the holder renew between two members.
 func TestABreakThatMissesAMemberIsNotUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
-		other := r.over(func(i int, m *mem.Store) store.Store {
-			return breaksWith{m, []time.Duration{0, 100 * time.Millisecond, 0}[i], i == 2}
+		other := r.linked(func(i int, k *stage.Link) {
+			k.On([]stage.Action{slowly(0), slowly(100 * time.Millisecond), stage.Refuse(errDown)}[i], stage.CmdBreak)
 		})
 		r.requireBroken(other, r.try(minute), 50*time.Millisecond)
 	})
@@ -593,8 +477,8 @@ func TestABreakThatMissesAMemberIsNotUndone(t *testing.T) {
 func TestABreakThatMeetsAFillIsNotUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
-		other := r.over(func(i int, m *mem.Store) store.Store {
-			return breaksWith{m, []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 0}[i], false}
+		other := r.linked(func(i int, k *stage.Link) {
+			k.On(slowly([]time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 0}[i]), stage.CmdBreak)
 		})
 		l := r.try(minute)
 		r.members[2].Lose("orders")
@@ -679,30 +563,19 @@ func TestAGrantThatWasOverSpendsItsAsk(t *testing.T) {
 	})
 }
 
-// entersBetween releases a hold at the member, in place of an Enter of the hold.
-type entersBetween struct {
-	*mem.Store
-	release func()
-}
-
-func (m entersBetween) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	m.release()
-	return m.Store.Enter(ctx, l, count)
-}
-
 // TestAFillBesideAReleaseDoesNotComeBack begins a release between the Enter of three members.
 func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
 	fake(t, 3, 1, func(r *rig, late []int) {
 		var l store.Lease
 		var s store.Store
-		s = r.over(func(i int, m *mem.Store) store.Store {
-			if i != late[0] {
-				return m
+		s = r.linked(func(i int, k *stage.Link) {
+			if i == late[0] {
+				k.On(func(_ context.Context, _ *stage.Fault, run func() error) error {
+					pass(time.Millisecond) // the others have entered
+					require.NoError(r, s.Release(r.Context(), l))
+					return run()
+				}, stage.CmdEnter)
 			}
-			return entersBetween{m, func() {
-				pass(time.Millisecond) // the others have entered
-				require.NoError(r, s.Release(r.Context(), l))
-			}}
 		})
 		var err error
 		l, err = s.Try(r.Context(), ask(minute))
@@ -713,32 +586,22 @@ func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
 	})
 }
 
-// answersLate is a member whose answers to Enter arrive behind another command.
-type answersLate struct {
-	*mem.Store
-	other func()
-}
-
-func (m answersLate) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	l, err := m.Store.Enter(ctx, l, count)
-	m.other()
-	return l, err
-}
-
 // TestAHoldThatIsReleasedIsNotFilled has a release that runs before the answers to an Enter.
 func TestAHoldThatIsReleasedIsNotFilled(t *testing.T) {
 	fake(t, 3, 1, func(r *rig, emptied []int) {
 		var l store.Lease
 		var s store.Store
 		var begun atomic.Bool
-		release := func() {
+		release := func(_ context.Context, _ *stage.Fault, run func() error) error {
+			err := run()
 			if begun.CompareAndSwap(false, true) {
 				pass(time.Millisecond) // all have entered
 				require.NoError(r, s.Release(r.Context(), l))
 			}
 			pass(10 * time.Millisecond)
+			return err
 		}
-		s = r.over(func(_ int, m *mem.Store) store.Store { return answersLate{m, release} })
+		s = r.linked(func(_ int, k *stage.Link) { k.On(release, stage.CmdEnter) })
 		var err error
 		l, err = s.Try(r.Context(), ask(minute))
 		require.NoError(r, err)
@@ -825,7 +688,7 @@ func TestClientsThatSeeDifferentMembersTakeTurns(t *testing.T) {
 			for c := range 4 {
 				s, view := r.seen()
 				if c < 3 {
-					view[c].down.Store(true)
+					view[c].down()
 				}
 				client, err := relock.Open(s, relock.WithTTL(4*time.Second))
 				require.NoError(t, err)
@@ -890,14 +753,16 @@ func TestNobodyWithAMajorityIsResolved(t *testing.T) {
 		for _, reached := range [][]int{{0, 1}, {2, 3}, {4}} {
 			s, view := r.seen()
 			for i, m := range view {
-				m.down.Store(!slices.Contains(reached, i))
+				if !slices.Contains(reached, i) {
+					m.down()
+				}
 			}
 			c, err := relock.Open(s, relock.WithTTL(4*time.Second))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, c.Close()) })
 			time.AfterFunc(time.Second, func() {
 				for _, m := range view {
-					m.down.Store(false)
+					m.Heal()
 				}
 			})
 			wg.Go(func() {
@@ -1025,7 +890,7 @@ func TestASilentMemberIsWaitedForOnce(t *testing.T) {
 		r := newRig(t, 3)
 		s, view := r.seen()
 		view[0].hold.Store(true)
-		view[0].down.Store(true)
+		view[0].down()
 		begun := time.Now()
 		for range 10 {
 			l, err := s.Try(t.Context(), ask(minute))
