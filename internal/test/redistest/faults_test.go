@@ -56,32 +56,6 @@ func isTimeout(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-func TestWithoutARuleNothingChangesAndEverythingIsCounted(t *testing.T) {
-	f, rdb, _ := wired(t)
-	ctx := t.Context()
-	require.NoError(t, rdb.Ping(ctx).Err())
-	f.Reset()
-
-	require.NoError(t, rdb.Set(ctx, "k", strings.Repeat("x", 100_000), 0).Err())
-	require.Len(t, get(t, rdb, "k"), 100_000)
-	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for range 50 {
-			p.Incr(ctx, "n")
-		}
-		return nil
-	})
-	require.NoError(t, err)
-
-	require.Equal(t, 50, f.Commands("incr"))
-	require.Equal(t, 51, f.Commands("INCR", "GET"))
-	stats := f.Stats()
-	require.Equal(t, 1, stats.Commands["SET"])
-	require.GreaterOrEqual(t, stats.Sent, int64(100_000))
-	require.GreaterOrEqual(t, stats.Received, int64(100_000))
-	f.Reset()
-	require.Zero(t, f.Commands())
-}
-
 func TestAPipelineIsOneRoundTripAndSingleCommandsAreOneEach(t *testing.T) {
 	f, rdb, _ := wired(t)
 	ctx := t.Context()
@@ -223,34 +197,6 @@ func TestSkipAndTimesChooseWhichMatchesAreHit(t *testing.T) {
 	require.Equal(t, 2, rule.Hits())
 }
 
-func TestCutBreaksEveryConnectionAndTheClientDialsAnew(t *testing.T) {
-	f, rdb, _ := wired(t, func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
-	ctx := t.Context()
-	blocked := make(chan error, 1)
-	rule := f.Once(redistest.Named("BLPOP"), redistest.After(func([]string, string) {}))
-	go func() { blocked <- rdb.BLPop(ctx, 5*time.Second, "list").Err() }()
-	rule.WaitHits(t, 1)
-	require.NoError(t, rdb.Ping(ctx).Err())
-	dials := f.Stats().Dials
-	f.Cut()
-	require.ErrorIs(t, <-blocked, io.EOF)
-	all, _ := f.Conns()
-	require.Zero(t, all)
-	require.NoError(t, rdb.Ping(ctx).Err(), "go-redis sees that its idle connections have ended")
-	require.Greater(t, f.Stats().Dials, dials)
-}
-
-func TestRefuseWithCutLooksLikeAServerThatIsDown(t *testing.T) {
-	f, rdb, _ := wired(t)
-	require.NoError(t, rdb.Ping(t.Context()).Err())
-	f.Refuse()
-	require.NoError(t, rdb.Ping(t.Context()).Err(), "the connection is there")
-	f.Cut()
-	require.ErrorIs(t, rdb.Ping(t.Context()).Err(), syscall.ECONNREFUSED)
-	f.Heal()
-	redistest.Eventually(t, 30*time.Second, func() bool { return rdb.Ping(t.Context()).Err() == nil }, "healed")
-}
-
 func TestAPartitionIsSilentAndHealingDeliversWhatWasOnTheWay(t *testing.T) {
 	f, rdb, plain := wired(t)
 	require.NoError(t, rdb.Ping(t.Context()).Err())
@@ -284,36 +230,6 @@ func TestStallPubSubSilencesOnlySubscribersUntilHeal(t *testing.T) {
 	got, err := sub.ReceiveTimeout(ctx, time.Second)
 	require.NoError(t, err)
 	require.Equal(t, "late", got.(*redis.Message).Payload)
-}
-
-func TestTheStallActionSilencesTheConnectionFromTheCommandOn(t *testing.T) {
-	f, rdb, plain := wired(t)
-	f.Once(redistest.Named("SUBSCRIBE"), redistest.Stall())
-	sub := rdb.Subscribe(t.Context(), "ch")
-	defer sub.Close()
-	_, err := sub.ReceiveTimeout(t.Context(), 30*time.Millisecond)
-	require.True(t, isTimeout(err), "%v", err)
-	require.Empty(t, redistest.Subscriptions(t, plain))
-}
-
-func TestCutPubSubEndsOnlySubscribersAndGoRedisSubscribesAgain(t *testing.T) {
-	f, rdb, plain := wired(t)
-	ctx := t.Context()
-	sub := rdb.Subscribe(ctx, "ch")
-	defer sub.Close()
-	messages := sub.Channel()
-	redistest.Eventually(t, 30*time.Second, func() bool { return len(redistest.Subscriptions(t, plain)) == 1 }, "subscribed")
-	require.NoError(t, rdb.Ping(ctx).Err())
-	f.Refuse() // or the client may be back before the next line looks
-	f.CutPubSub()
-	all, pubsub := f.Conns()
-	require.Equal(t, [2]int{1, 0}, [2]int{all, pubsub})
-	f.Heal()
-	redistest.Eventually(t, 30*time.Second, func() bool {
-		_, pubsub := f.Conns()
-		return pubsub == 1 && plain.Publish(ctx, "ch", "x").Val() == 1
-	}, "subscribed again")
-	require.Equal(t, "x", (<-messages).Payload)
 }
 
 func TestDelayAddsToEveryRoundTripButNotToEachCommandOfAPipeline(t *testing.T) {
@@ -356,44 +272,4 @@ func TestDelayAddsToEveryRoundTripButNotToEachCommandOfAPipeline(t *testing.T) {
 		began = time.Now()
 		return rdb.Ping(ctx).Err() == nil && time.Since(began) < delay
 	}, "the delay is over")
-}
-
-// Another protocol: nothing is known of its commands, and the faults of the network are the same.
-func TestByteFaultsKnowNoCommands(t *testing.T) {
-	redistest.NoGoroutineLeft(t, "redistest.(*conn)")
-	s := redistest.Shared(t)
-	f := redistest.NewByteFaults()
-	defer f.Close()
-	raw, err := f.Dialer(nil)(t.Context(), "tcp", s.Addr())
-	require.NoError(t, err)
-	defer raw.Close()
-	say := func(line, answer string) {
-		t.Helper()
-		_, err := io.WriteString(raw, line) // an inline command, which is no RESP
-		require.NoError(t, err)
-		_ = raw.SetReadDeadline(time.Now().Add(30 * time.Second))
-		got := make([]byte, len(answer))
-		_, err = io.ReadFull(raw, got)
-		require.NoError(t, err)
-		require.Equal(t, answer, string(got))
-	}
-	say("PING\r\n", "+PONG\r\n")
-	f.Delay(100 * time.Millisecond)
-	began := time.Now()
-	say("ECHO two\r\n", "$3\r\ntwo\r\n")
-	require.GreaterOrEqual(t, time.Since(began), 100*time.Millisecond)
-	f.Delay(0)
-
-	f.Partition()
-	_, err = io.WriteString(raw, "PING\r\n")
-	require.NoError(t, err)
-	_ = raw.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-	_, err = raw.Read(make([]byte, 1))
-	require.True(t, isTimeout(err), "%v", err)
-	f.Heal()
-	say("", "+PONG\r\n")
-
-	f.Cut()
-	_, err = raw.Read(make([]byte, 1))
-	require.ErrorIs(t, err, io.EOF)
 }

@@ -11,11 +11,9 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/test/redistest"
@@ -83,47 +81,6 @@ func failures(t *testing.T, test func(t *fakeT)) *fakeT {
 	return fake
 }
 
-func TestAServerAnswersAtItsAddressUntilTheTestEnds(t *testing.T) {
-	var addr string
-	t.Run("in the test", func(t *testing.T) {
-		s := redistest.Start(t, "--maxmemory", "3mb", "--requirepass", "secret")
-		addr = s.Addr()
-		rdb := s.Client(func(o *redis.Options) { o.DB = 1 })
-		require.Equal(t, "3145728", rdb.ConfigGet(t.Context(), "maxmemory").Val()["maxmemory"])
-		opt, err := redis.ParseURL(s.URL())
-		require.NoError(t, err)
-		require.Equal(t, s.Options().Addr, opt.Addr)
-		require.Equal(t, "secret", opt.Password)
-		require.True(t, s.AtLeast(2, 0))
-	})
-	_, err := net.Dial("tcp", addr)
-	require.ErrorIs(t, err, syscall.ECONNREFUSED)
-}
-
-func TestAPausedServerIsSilentAndExecutesLaterWhatItWasSent(t *testing.T) {
-	s := redistest.Start(t)
-	rdb := s.Client(func(o *redis.Options) { o.ReadTimeout = 50 * time.Millisecond; o.MaxRetries = -1 })
-	require.NoError(t, rdb.Ping(t.Context()).Err())
-	s.Pause()
-	require.True(t, isTimeout(rdb.Incr(t.Context(), "n").Err()))
-	s.Resume()
-	redistest.Eventually(t, 30*time.Second, func() bool { return rdb.Get(t.Context(), "n").Val() == "1" }, "the INCR ran late")
-}
-
-func TestARestartedServerIsEmptyOnTheSamePort(t *testing.T) {
-	s := redistest.Start(t)
-	rdb := s.Client()
-	require.NoError(t, rdb.Set(t.Context(), "k", "v", 0).Err())
-	pid := s.Pid()
-	s.Kill()
-	require.ErrorIs(t, rdb.Ping(t.Context()).Err(), syscall.ECONNREFUSED)
-	s.Restart()
-	require.Empty(t, redistest.Keys(t, rdb))
-	require.NotEqual(t, pid, s.Pid())
-	s.Restart() // also while it runs
-	require.NoError(t, s.Client().Ping(t.Context()).Err())
-}
-
 func TestAServerThatDiesByItselfFailsTheTest(t *testing.T) {
 	fake := failures(t, func(fake *fakeT) {
 		s := redistest.Start(fake)
@@ -148,38 +105,6 @@ func TestAMissingServerSkipsOrFailsAsTheEnvironmentSays(t *testing.T) {
 	fake = failures(t, func(fake *fakeT) { redistest.Start(fake) })
 	require.Len(t, fake.errors, 1)
 	require.Contains(t, fake.errors[0], "install")
-}
-
-func TestAChildTalksInLinesAndEndsWithItsInput(t *testing.T) {
-	c := redistest.Child(t, "echo", "a", "-b")
-	require.Equal(t, "args a -b", c.Line(10*time.Second))
-	c.Send("one")
-	c.Send("two")
-	require.Equal(t, "one", c.Expect("echo ", time.Second))
-	require.Equal(t, "echo two", c.Line(time.Second))
-	c.CloseInput()
-	require.NoError(t, c.Wait(5*time.Second))
-}
-
-func TestAPausedChildStandsStillUntilResumed(t *testing.T) {
-	c := redistest.Child(t, "echo")
-	c.Line(10 * time.Second)
-	c.Pause()
-	c.Send("hello")
-	c.Resume()
-	require.Equal(t, "echo hello", c.Line(5*time.Second))
-	c.Pause()
-	c.Kill()
-	require.ErrorIs(t, syscall.Kill(c.Pid(), 0), syscall.ESRCH)
-
-	fake := failures(t, func(fake *fakeT) {
-		c := redistest.Child(fake, "echo")
-		c.Line(10 * time.Second)
-		c.Pause()
-		c.Send("hello")
-		c.Line(30 * time.Millisecond)
-	})
-	require.Len(t, fake.errors, 1, "no answer while paused")
 }
 
 func TestAChildThatFailsFailsTheTestUnlessItWasWaitedFor(t *testing.T) {
