@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -180,42 +178,6 @@ func TestThePagesHaveTheResultsThatAreKept(t *testing.T) {
 	}
 }
 
-func TestAFailureStandsInItsLineOfTheTable(t *testing.T) {
-	rec := &record{Workload: "hot", System: "relock", Setting: defaults, rounds: make([]round, 1)}
-	rec.failed(0, errors.Join(errHangs, errNotOurs))
-	rec.finish()
-	var b strings.Builder
-	table{workload: "hot"}.write(&b, &report{Records: []*record{rec}}, "")
-	require.Contains(t, b.String(), "| relock, defaults (1 of 1 rounds failed: "+errHangs.Error()+"; "+errNotOurs.Error()+") |")
-}
-
-func TestARatioIsTakenWithinEachRound(t *testing.T) {
-	// The machine got four times slower in the second round, for both.
-	a := &record{Workload: "pair", System: "relock", rounds: []round{{"us": 20}, {"us": 80}, {}}}
-	b := &record{Workload: "pair", System: "floor", rounds: []round{{"us": 10}, {"us": 40}, {"us": 10}}}
-	r := &report{Records: []*record{a, b}}
-	r.finish("pair")
-	require.InDelta(t, 2, a.median("of_floor"), 1e-9)
-	require.True(t, math.IsNaN(a.median("allocs")), "nobody counted")
-	require.Equal(t, 1, a.Failed)
-}
-
-func TestJainsIndexIsOneForEqualShares(t *testing.T) {
-	require.InDelta(t, 1, jain([]int64{7, 7, 7, 7}), 1e-9)
-	require.InDelta(t, 0.25, jain([]int64{0, 9, 0, 0}), 1e-9)
-	require.Zero(t, jain([]int64{0, 0}))
-}
-
-func TestQuantilesAreOfTheSortedSample(t *testing.T) {
-	d := durations{5, 1, 4, 2, 3}
-	require.EqualValues(t, 3, d.quantile(0.5))
-	require.EqualValues(t, 5, d.quantile(0.99))
-	require.EqualValues(t, 1, d.quantile(0))
-	require.Equal(t, durations{5, 1, 4, 2, 3}, d, "the sample was changed")
-	require.Zero(t, durations(nil).quantile(0.5))
-	require.InDelta(t, 2.5, quantile([]float64{4, 1, 2, 3}, 0.5), 1e-9)
-}
-
 func TestStaysCountSectionsInARowAndTimeWithout(t *testing.T) {
 	s := newStays(2)
 	s.begin(10)
@@ -257,16 +219,6 @@ func TestTheGuardSeesTwoInsideAtOnce(t *testing.T) {
 	require.Zero(t, g.broken.Load())
 	g.enter(3)
 	require.EqualValues(t, 1, g.broken.Load())
-}
-
-func TestFiguresHaveThreeDigits(t *testing.T) {
-	for v, want := range map[float64]string{
-		0: "0", 0.0001: "0.000", 0.1234: "0.123", 1: "1", 1.234: "1.23", 12.34: "12.3", 123.4: "123", 1234.5: "1,235",
-		1234567: "1,234,567", -1234: "-1,234", 999.7: "1,000",
-	} {
-		require.Equal(t, want, figure(v), "%v", v)
-	}
-	require.Equal(t, "–", figure(math.NaN()))
 }
 
 func TestUsageIsWhatWasDoneBetweenTwoMoments(t *testing.T) {
@@ -329,19 +281,6 @@ func find(t *testing.T, name, setting string) *system {
 	}
 	require.Fail(t, "no such system")
 	return nil
-}
-
-func TestTheResultsFileHasOneRecordALine(t *testing.T) {
-	r := &report{Records: []*record{{Workload: "a"}, {Workload: "b", Note: `{"workload"`}}}
-	dir := t.TempDir()
-	require.NoError(t, r.write(dir))
-	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
-	require.NoError(t, err)
-	require.Len(t, files, 1)
-	data, err := os.ReadFile(files[0])
-	require.NoError(t, err)
-	require.True(t, json.Valid(data))
-	require.Len(t, strings.Split(strings.TrimSpace(string(data)), "\n"), 3)
 }
 
 func TestTheBareGrantIsALock(t *testing.T) {
