@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,14 +24,6 @@ func TestTheGuardAcceptsTheSameTokenAgainAndNoSmallerOne(t *testing.T) {
 	require.NoError(t, a.setFenced(3, 11))
 	require.ErrorIs(t, a.setFenced(4, 10), errStaleToken)
 	require.Equal(t, 3, a.get())
-}
-
-func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {
-	for _, url := range []string{"redis://user:secret@localhost:port", "redis://user:secret/1@localhost", "http://user:secret@localhost"} {
-		err := run(t.Context(), io.Discard, url)
-		require.ErrorContains(t, err, "REDIS_URL")
-		require.NotContains(t, err.Error(), "secret")
-	}
 }
 
 func TestAnInterruptIsNotTakenForTheEndOfTheLateWrite(t *testing.T) {
