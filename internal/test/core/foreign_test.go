@@ -330,7 +330,7 @@ func TestAContextThatPanicsInACallOfAnOperator(t *testing.T) {
 
 // hostile is a store in which one method panics, or ends its goroutine, while it is armed.
 type hostile struct {
-	*mem.Store
+	*stage.Link
 	method string
 	end    func()
 	armed  atomic.Bool
@@ -342,6 +342,12 @@ type hostile struct {
 var methods = []string{
 	"Try", "TryAll", "Wait", "Enter", "Release", "ReleaseAll", "Renew", "Forget", "Token", "Look", "Break", "Borrow", "Follow",
 	"Accept", "Want", "Announce", "Show", "Shown", "List", "WatchWanted", "stop WatchWanted", "Announced", "stop Announced", "Watch", "stop Watch",
+}
+
+func newHostile(s *mem.Store, method string, end func()) *hostile {
+	h := &hostile{Link: stage.NewLink(s), method: method, end: end}
+	h.On(func(_ context.Context, _ *stage.Fault, run func() error) error { h.at(method); return run() }, stage.Command(method))
+	return h
 }
 
 func (h *hostile) at(method string) {
@@ -358,92 +364,16 @@ func (h *hostile) listening(method string, listen func() (stop func())) (stop fu
 }
 
 func (h *hostile) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	h.at("Try")
-	l, err := h.Store.Try(ctx, a)
+	l, err := h.Link.Try(ctx, a)
 	if err == nil && a.Name == "unsure" {
 		err = store.Unsure(store.ErrUnavailable)
 	}
 	return l, err
 }
 
-func (h *hostile) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	h.at("TryAll")
-	return h.Store.TryAll(ctx, asks)
-}
-
-func (h *hostile) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	h.at("Wait")
-	return h.Store.Wait(ctx, a, progress)
-}
-
-func (h *hostile) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	h.at("Enter")
-	return h.Store.Enter(ctx, l, count)
-}
-
-func (h *hostile) Release(ctx context.Context, l store.Lease) error {
-	h.at("Release")
-	return h.Store.Release(ctx, l)
-}
-
-func (h *hostile) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
-	h.at("ReleaseAll")
-	return h.Store.ReleaseAll(ctx, leases)
-}
-
-func (h *hostile) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	h.at("Renew")
-	return h.Store.Renew(ctx, renewals)
-}
-
-func (h *hostile) Forget(ctx context.Context, asks []store.Ask) []error {
-	h.at("Forget")
-	return h.Store.Forget(ctx, asks)
-}
-
-func (h *hostile) Token(ctx context.Context, l store.Lease) (int64, error) {
-	h.at("Token")
-	return h.Store.Token(ctx, l)
-}
-
-func (h *hostile) Look(ctx context.Context, a store.Ask) (store.State, error) {
-	h.at("Look")
-	return h.Store.Look(ctx, a)
-}
-
 func (h *hostile) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
 	h.at("List")
 	return h.Store.List(ctx, a)
-}
-
-func (h *hostile) Break(ctx context.Context, a store.Ask) error {
-	h.at("Break")
-	return h.Store.Break(ctx, a)
-}
-
-func (h *hostile) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
-	h.at("Borrow")
-	return h.Store.Borrow(ctx, a, t)
-}
-
-func (h *hostile) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
-	h.at("Follow")
-	return h.Store.Follow(ctx, l)
-}
-
-func (h *hostile) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (store.Lease, time.Duration, error) {
-	h.at("Accept")
-	return h.Store.Accept(ctx, a, old, t, unaware)
-}
-
-func (h *hostile) Want(ctx context.Context, a store.Ask) error {
-	h.at("Want")
-	return h.Store.Want(ctx, a)
-}
-
-func (h *hostile) Announce(ctx context.Context, a store.Ask) error {
-	h.at("Announce")
-	return h.Store.Announce(ctx, a)
 }
 
 func (h *hostile) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
@@ -457,15 +387,15 @@ func (h *hostile) Shown(ctx context.Context, holds []store.ID) ([]store.Waiting,
 }
 
 func (h *hostile) Watch(client string, doubt func(store.ID)) (stop func()) {
-	return h.listening("Watch", func() func() { return h.Store.Watch(client, doubt) })
+	return h.listening("Watch", func() func() { return h.Link.Watch(client, doubt) })
 }
 
 func (h *hostile) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
-	return h.listening("WatchWanted", func() func() { return h.Store.WatchWanted(client, wanted) })
+	return h.listening("WatchWanted", func() func() { return h.Link.WatchWanted(client, wanted) })
 }
 
 func (h *hostile) Announced(name string, heard func()) (stop func()) {
-	return h.listening("Announced", func() func() { return h.Store.Announced(name, heard) })
+	return h.listening("Announced", func() func() { return h.Link.Announced(name, heard) })
 }
 
 // TestNoMethodOfAStoreEndsTheProcess walks over all methods of a store, and calls each verb of a lock
@@ -475,7 +405,7 @@ func TestNoMethodOfAStoreEndsTheProcess(t *testing.T) {
 		for _, method := range methods {
 			t.Run(method+" "+how, func(t *testing.T) {
 				stage.Fake(t, func(t *testing.T, w *stage.World) {
-					h := &hostile{Store: w.Store, method: method, end: end}
+					h := newHostile(w.Store, method, end)
 					c, err := relock.Open(h)
 					require.NoError(t, err)
 					h.armed.Store(true)

@@ -204,26 +204,6 @@ func TestCountIsRightWithTheNextCommandAfterEntriesAndExitsAtOnce(t *testing.T) 
 	}
 }
 
-func TestARenewalThatCarriesAnOldCountIsCorrectedByTheNext(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		l := m.NewLock("a")
-		outer := w.Enter(t.Context(), l)
-		m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdRenew)
-		stage.Pass(relock.DefaultTTL / 3)
-		inner := w.Enter(outer, l)
-		w.RequireCount("a", 2)
-		stage.Pass(100 * time.Millisecond)
-		require.Equal(t, 1, m.Link.Sent(stage.CmdRenew))
-		w.RequireCount("a", 1)
-		stage.Pass(relock.DefaultTTL / 3)
-		w.RequireCount("a", 2)
-		w.Leave(inner, l)
-		w.Leave(outer, l)
-		w.RequireFree("a")
-	})
-}
-
 func TestALateExitDoesNotTouchWhatIsEnteredByThen(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, tape := w.NewTape()

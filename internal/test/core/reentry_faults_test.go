@@ -11,7 +11,6 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
-	"github.com/go-relock/relock/store"
 )
 
 // What if a nested entry or exit is slow, refused or lost?
@@ -384,23 +383,6 @@ func TestACommandThatIsSentTwiceCountsOnce(t *testing.T) {
 		}
 		require.Empty(t, stage.EventsOf[event.Lost](&r))
 		require.Len(t, stage.EventsOf[event.Released](&r), 3)
-	})
-}
-
-func TestAnEntryOfWhichTheAnswerIsLostIsNotCounted(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		l := m.NewLock("a")
-		outer := w.Enter(t.Context(), l)
-		m.Link.Once(stage.LoseAnswer(store.ErrUnavailable), stage.CmdEnter)
-		ctx, err := l.Lock(outer)
-		require.ErrorIs(t, err, relock.ErrUnavailable)
-		require.Equal(t, err, context.Cause(ctx))
-		require.Equal(t, 1, l.Count(outer))
-		stage.Settle()
-		require.Equal(t, 1, w.Count("a"), "the store is told at once")
-		w.Leave(outer, l)
-		w.RequireFree("a")
 	})
 }
 
