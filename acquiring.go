@@ -5,9 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/go-relock/relock/event"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 

@@ -3,13 +3,13 @@ package relock
 import (
 	"context"
 	"errors"
-	"github.com/go-relock/relock/event"
 	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"

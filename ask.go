@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/go-relock/relock/event"
 	"sync"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 

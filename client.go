@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"github.com/go-relock/relock/event"
 	"log/slog"
 	"strconv"
 	"sync"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/events"
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/lifetime"
@@ -57,12 +57,9 @@ func Open(s store.Store, options ...Option) (*Client, error) {
 	if isNil(s) {
 		return nil, invalid("the store is nil")
 	}
-	set, err := defaults().with(options)
+	set, err := defaults().with(options, ofLock, ofClient)
 	if err != nil {
 		return nil, err
-	}
-	if set.redis != defaultLayout() {
-		return nil, invalid("WithPrefix, WithRestartDelay, WithRedissonLayout and WithRedissonFencing are for New, which keeps locks in Redis")
 	}
 	c, err := newClient(set)
 	if err != nil {
@@ -81,7 +78,6 @@ func newClient(s settings) (*Client, error) {
 	if s.owner != "" {
 		c.id = s.owner + "/" + c.id
 	}
-	c.settings.ofClient = true
 	c.life, c.end = context.WithCancelCause(context.Background())
 	var onDrop func(int)
 	if dropped := s.hooks.Dropped; dropped != nil {

@@ -3,10 +3,10 @@ package relock
 import (
 	"context"
 	"errors"
-	"github.com/go-relock/relock/event"
 	"log/slog"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 

@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/go-relock/relock/event"
 	"reflect"
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 

@@ -1,10 +1,10 @@
 package relock
 
 import (
-	"github.com/go-relock/relock/event"
 	"sync"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/timers"
 	"github.com/go-relock/relock/store"
 )

@@ -3,9 +3,9 @@ package relock
 import (
 	"cmp"
 	"context"
-	"github.com/go-relock/relock/event"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )

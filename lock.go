@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/go-relock/relock/event"
 	"log/slog"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/inside"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/timers"
@@ -631,7 +631,7 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 	}
 	l := &Lock{client: c, name: ask.Name, settings: &c.settings}
 	if len(options) > 0 {
-		s, err := c.settings.with(options)
+		s, err := c.settings.with(options, ofLock)
 		if err != nil {
 			l.err = err
 			return l

@@ -1,7 +1,6 @@
 package relock
 
 import (
-	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -36,7 +35,7 @@ import (
 //
 // Errors: [ErrInvalid].
 func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
-	set, err := defaults().with(options)
+	set, err := defaults().with(options, ofLock, ofClient, ofRedis)
 	if err != nil {
 		return nil, err
 	}
@@ -66,29 +65,15 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 //
 // Errors: [ErrInvalid].
 func RedisStore(rdb redis.UniversalClient, options ...Option) (store.Store, error) {
-	set, err := defaults().with(options)
+	set, err := defaults().with(options, ofRedis)
 	if err != nil {
 		return nil, err
-	}
-	for i, option := range options {
-		if !isOfLayout(option) {
-			return nil, invalid("option %d of RedisStore: only WithPrefix, WithRedissonLayout, WithRedissonFencing and WithRestartDelay are "+
-				"allowed; give all others to Open, with the Client over the store", i+1)
-		}
 	}
 	s, err := redisstore.New(rdb, redisstore.Options{Layout: set.redis.Layout, Scripts: scripts()})
 	if err != nil {
 		return nil, asInvalid(err)
 	}
 	return s, nil
-}
-
-// isOfLayout says whether an option changes nothing but the layout.
-func isOfLayout(option Option) bool {
-	s := defaults()
-	option(&s)
-	s.redis = defaultLayout()
-	return reflect.DeepEqual(s, defaults()) // no error is in either: the option was checked
 }
 
 // Redis returns the client of go-redis behind the locks of c, nil if they are not in Redis.
@@ -109,7 +94,7 @@ func defaultLayout() layout { return layout{Layout: redisstore.Layout{Prefix: De
 // [WithRedissonLayout] have no prefix, so WithPrefix is refused there. WithPrefix is for [New] and
 // [RedisStore].
 func WithPrefix(prefix string) Option {
-	return forClient("WithPrefix", func(s *settings) {
+	return Option{"WithPrefix", ofRedis, func(s *settings) {
 		_, tag, _ := strings.Cut(prefix, "{")
 		switch {
 		case len(prefix) > MaxNameLen:
@@ -119,7 +104,7 @@ func WithPrefix(prefix string) Option {
 				"a prefix must have no '{', or a whole tag such as {app}", prefix))
 		}
 		s.redis.Prefix, s.redis.hasPrefix = prefix, true
-	})
+	}}
 }
 
 // WithRedissonLayout makes a client keep its locks as Redisson does, the Java library, so that Go
@@ -140,7 +125,7 @@ func WithPrefix(prefix string) Option {
 // All else holds: re-entry, counts that are set and not added to, renewal, the report of a loss,
 // and the cleanup of all remains.
 func WithRedissonLayout() Option {
-	return forClient("WithRedissonLayout", func(s *settings) { s.redis.Redisson = true })
+	return Option{"WithRedissonLayout", ofRedis, func(s *settings) { s.redis.Redisson = true }}
 }
 
 // WithRedissonFencing is [WithRedissonLayout] for locks that are the same as Redisson's
@@ -151,7 +136,7 @@ func WithRedissonLayout() Option {
 // as long as Redis keeps its key, which has no TTL and stays when nobody uses the lock any more. If
 // the key is lost, tokens begin again at 1.
 func WithRedissonFencing() Option {
-	return forClient("WithRedissonFencing", func(s *settings) { s.redis.Redisson, s.redis.Fenced = true, true })
+	return Option{"WithRedissonFencing", ofRedis, func(s *settings) { s.redis.Redisson, s.redis.Fenced = true, true }}
 }
 
 // WithRestartDelay makes clients take no lock of a Redis server that runs for less than d: the
@@ -168,8 +153,8 @@ func WithRedissonFencing() Option {
 // d must be whole milliseconds from [MinTTL] to [MaxTTL]; the default is no delay. WithRestartDelay
 // is for [New] and [RedisStore] only, and not for [WithRedissonLayout].
 func WithRestartDelay(d time.Duration) Option {
-	return forClient("WithRestartDelay", func(s *settings) {
+	return Option{"WithRestartDelay", ofRedis, func(s *settings) {
 		s.check(checkLease("WithRestartDelay", d))
 		s.redis.Delay = d
-	})
+	}}
 }

@@ -3,11 +3,12 @@ package relock
 import (
 	"cmp"
 	"context"
-	"github.com/go-relock/relock/event"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/store"
 )
 
@@ -33,8 +34,21 @@ const (
 // earlier options. [WithPrefix], [WithRestartDelay], [WithRedissonLayout] and [WithRedissonFencing]
 // are for New and [RedisStore] only. [WithOwner], [WithTTLRange] and [WithReleaseOnClose] are for
 // New and Open only. No option takes back [WithReplicaAcks], [WithAOFAcks] or [WithLocalReentry]: a
-// client with such an option applies the option to all its locks.
-type Option func(*settings)
+// client with such an option applies the option to all its locks. The zero Option changes nothing.
+type Option struct {
+	name  string // of the function that has made the option
+	scope scope
+	set   func(*settings)
+}
+
+// scope says where an option may be given.
+type scope string
+
+const (
+	ofLock   scope = "New, Open and NewLock"
+	ofClient scope = "New and Open"       // it is about all locks of a client
+	ofRedis  scope = "New and RedisStore" // it says where Redis keeps locks
+)
 
 type settings struct {
 	ttl          time.Duration
@@ -57,7 +71,6 @@ type settings struct {
 	shortest       time.Duration // of the TTLs, with WithTTLRange
 	longest        time.Duration
 	releaseOnClose bool
-	ofClient       bool // the client is made: an option of the client as a whole comes too late
 
 	err error // of the first wrong option
 }
@@ -66,14 +79,17 @@ func defaults() settings {
 	return settings{redis: defaultLayout(), ttl: DefaultTTL, shortest: MinTTL, longest: MaxTTL}
 }
 
-// with returns s changed by options, checked.
-func (s settings) with(options []Option) (settings, error) {
+// with returns s changed by options of some scopes, checked.
+func (s settings) with(options []Option, allowed ...scope) (settings, error) {
 	s.fixedHere = false
 	for _, option := range options {
-		if option == nil {
-			return s, invalid("an Option is nil; leave it out instead")
+		switch {
+		case option.set == nil:
+		case !slices.Contains(allowed, option.scope):
+			s.check(invalid("%s is for %s only", option.name, option.scope))
+		default:
+			option.set(&s)
 		}
-		option(&s)
 	}
 	r := &s.redis
 	s.check(s.checkTTL(s.ttl))
@@ -100,16 +116,6 @@ func (s settings) with(options []Option) (settings, error) {
 func (s *settings) check(err error) {
 	if s.err == nil {
 		s.err = err
-	}
-}
-
-// forClient is an option of the client as a whole, which is refused for a single lock.
-func forClient(name string, set Option) Option {
-	return func(s *settings) {
-		if s.ofClient {
-			s.check(invalid("%s: it is about all locks of a client, so it is for New; make a second Client", name))
-		}
-		set(s)
 	}
 }
 
@@ -147,23 +153,23 @@ func (s *settings) checkTTL(d time.Duration) error {
 // after a WithFixedLease of the same call, WithTTL is refused. ttl must be whole milliseconds from
 // [MinTTL] to [MaxTTL].
 func WithTTL(ttl time.Duration) Option {
-	return func(s *settings) {
+	return Option{"WithTTL", ofLock, func(s *settings) {
 		s.check(checkLease("WithTTL", ttl))
 		if s.fixedHere {
 			s.check(invalid("WithTTL(%s) after WithFixedLease(%s): a lease is renewed or fixed; leave one of them out", ttl, s.ttl))
 		}
 		s.ttl, s.fixed = ttl, false
-	}
+	}}
 }
 
 // WithFixedLease makes the hold end after d, unless [Lock.Extend] extends the lease: no watchdog
 // renews the lease, and neither does re-entry. The limits of [WithTTL] apply to d. WithFixedLease
 // takes back an earlier WithTTL and [WithLocalPass], and excludes [WithMaxHold].
 func WithFixedLease(d time.Duration) Option {
-	return func(s *settings) {
+	return Option{"WithFixedLease", ofLock, func(s *settings) {
 		s.check(checkLease("WithFixedLease", d))
 		s.ttl, s.fixed, s.fixedHere, s.maxPasses = d, true, true, 0
-	}
+	}}
 }
 
 // WithMaxHold limits how long the watchdog keeps one hold alive: at d after the begin of the hold
@@ -173,12 +179,12 @@ func WithFixedLease(d time.Duration) Option {
 // WithMaxHold together with [WithFixedLease], in any order, is refused, as a fixed lease is its own
 // limit. WithMaxHold(0) takes an earlier WithMaxHold back.
 func WithMaxHold(d time.Duration) Option {
-	return func(s *settings) {
+	return Option{"WithMaxHold", ofLock, func(s *settings) {
 		if d != 0 && (d < MinTTL || d%time.Millisecond != 0) {
 			s.check(invalid("WithMaxHold(%s): must be 0 (no limit), or whole milliseconds and at least the TTL", d))
 		}
 		s.maxHold = d
-	}
+	}}
 }
 
 // WithTTLRange limits the leases that the locks of a client may have: [WithTTL], [WithFixedLease]
@@ -187,12 +193,12 @@ func WithMaxHold(d time.Duration) Option {
 // from [MinTTL] to [MaxTTL], the default range. If [DefaultTTL] is outside of the range, the client
 // needs a TTL too. WithTTLRange is for [New] and [Open] only.
 func WithTTLRange(shortest, longest time.Duration) Option {
-	return forClient("WithTTLRange", func(s *settings) {
+	return Option{"WithTTLRange", ofClient, func(s *settings) {
 		if shortest < MinTTL || longest > MaxTTL || shortest > longest {
 			s.check(invalid("WithTTLRange(%s, %s): must be a range from %s to %s", shortest, longest, MinTTL, MaxTTL))
 		}
 		s.shortest, s.longest = shortest, longest
-	})
+	}}
 }
 
 // WithLockDelay keeps a lost lock from everybody for d more. A holder that has not noticed its loss
@@ -205,12 +211,12 @@ func WithTTLRange(shortest, longest time.Duration) Option {
 // d is whole milliseconds, up to [MaxTTL]; 0 is the default. [State] and [LockedError] count d as
 // part of the lease. All clients that share a lock should have the same d: each hold has its own.
 func WithLockDelay(d time.Duration) Option {
-	return func(s *settings) {
+	return Option{"WithLockDelay", ofLock, func(s *settings) {
 		if d < 0 || d > MaxTTL || d%time.Millisecond != 0 {
 			s.check(invalid("WithLockDelay(%s): must be 0, or whole milliseconds up to %s", d, MaxTTL))
 		}
 		s.delay = d
-	}
+	}}
 }
 
 // WithMaxWaiters refuses a call that would have to wait behind n others: the call ends with
@@ -224,12 +230,12 @@ func WithLockDelay(d time.Duration) Option {
 // n is at least 1; 0, the default, is no limit. A store whose waiters race, such as
 // [WithRedissonLayout], has no queue to count, so the locks of such a client are [ErrInvalid].
 func WithMaxWaiters(n int) Option {
-	return func(s *settings) {
+	return Option{"WithMaxWaiters", ofLock, func(s *settings) {
 		if n < 0 {
 			s.check(invalid("WithMaxWaiters(%d): must be at least 1, or 0 for no limit", n))
 		}
 		s.maxWaiters = n
-	}
+	}}
 }
 
 // WithLogger makes the client log to l: losses, leaks and hooks that panic as errors, trouble with
@@ -243,20 +249,20 @@ func WithMaxWaiters(n int) Option {
 // Attributes: lock, holder, token, reason, error, node, attempt, locks, script, channel, events,
 // panic, stack.
 func WithLogger(l *slog.Logger) Option {
-	return func(s *settings) {
+	return Option{"WithLogger", ofLock, func(s *settings) {
 		if l == nil {
 			s.check(invalid("WithLogger(nil): leave the option out to log nothing"))
 			return
 		}
 		s.logger = l
-	}
+	}}
 }
 
 // WithHooks sets functions to call for the events of a lock; see [event.Hooks]. WithHooks replaces
 // the hooks of an earlier WithHooks. Renewed, Reconnected, Retried and Dropped are hooks of the client,
 // and are not called if given to a lock.
 func WithHooks(h event.Hooks) Option {
-	return func(s *settings) { s.hooks, s.traces = h, h.Traces() }
+	return Option{"WithHooks", ofLock, func(s *settings) { s.hooks, s.traces = h, h.Traces() }}
 }
 
 // WithReplicaAcks makes a new hold count only when n replicas have confirmed it within timeout (the
@@ -296,7 +302,7 @@ func WithAOFAcks(n int, timeout time.Duration) Option {
 }
 
 func withAcks(option string, least int, a store.Acks) Option {
-	return func(s *settings) {
+	return Option{option, ofLock, func(s *settings) {
 		if a.Replicas < least || a.Replicas > 100 {
 			s.check(invalid("%s(%d, %s): n must be from %d to 100", option, a.Replicas, a.Timeout, least))
 		}
@@ -304,14 +310,14 @@ func withAcks(option string, least int, a store.Acks) Option {
 			s.check(invalid("%s(%d, %s): the timeout must be whole milliseconds, from 1ms to %s", option, a.Replicas, a.Timeout, MaxTTL))
 		}
 		s.acks = a
-	}
+	}}
 }
 
 // WithLocalReentry makes nested entries and exits cost no round trip: this process alone counts
 // them, and the count in Redis stays 1 until the last exit. A nested entry relies on the local
 // deadline of the lease, before the end of the lease in Redis, and does not ask Redis.
 func WithLocalReentry() Option {
-	return func(s *settings) { s.localReentry = true }
+	return Option{"WithLocalReentry", ofLock, func(s *settings) { s.localReentry = true }}
 }
 
 // The bounds of WithLocalPass.
@@ -357,7 +363,7 @@ const (
 //   - An Unlock that passes the lock on does not notice if somebody has taken the lock away in the
 //     store. The next section learns of the loss at once, or at its next renewal.
 func WithLocalPass(passes int, limit time.Duration) Option {
-	return func(s *settings) {
+	return Option{"WithLocalPass", ofLock, func(s *settings) {
 		switch {
 		case passes < 0 || passes > MaxPasses:
 			s.check(invalid("WithLocalPass(%d, %s): passes must be 0 (%d), or from 1 to %d", passes, limit, DefaultPasses, MaxPasses))
@@ -366,7 +372,7 @@ func WithLocalPass(passes int, limit time.Duration) Option {
 				passes, limit, DefaultPassLimit, MaxTTL))
 		}
 		s.maxPasses, s.passLimit = cmp.Or(passes, DefaultPasses), cmp.Or(limit, DefaultPassLimit)
-	}
+	}}
 }
 
 // WithOwner puts a name in front of the client's ID, such as "orders@pod-7" or "10.0.0.7:8080", so
@@ -374,7 +380,7 @@ func WithLocalPass(passes int, limit time.Duration) Option {
 // the address of a leader. The name is 1 to 64 letters, digits and any of ._@:[]- . WithOwner is
 // for [New] and [Open].
 func WithOwner(name string) Option {
-	return forClient("WithOwner", func(s *settings) {
+	return Option{"WithOwner", ofClient, func(s *settings) {
 		bad := strings.IndexFunc(name, func(r rune) bool {
 			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._@:[]-", r))
 		})
@@ -382,7 +388,7 @@ func WithOwner(name string) Option {
 			s.check(invalid("WithOwner(%q): must be 1 to 64 letters, digits and any of ._@:[]-", name))
 		}
 		s.owner = name
-	})
+	}}
 }
 
 // WithReleaseOnClose makes [Client.Close] free all held locks, in place of leaving each lock to the
@@ -390,5 +396,5 @@ func WithOwner(name string) Option {
 // a moment: use WithReleaseOnClose if Close comes after the work. Unlock of such a section returns
 // [ErrClosed]. WithReleaseOnClose is for [New] and [Open].
 func WithReleaseOnClose() Option {
-	return forClient("WithReleaseOnClose", func(s *settings) { s.releaseOnClose = true })
+	return Option{"WithReleaseOnClose", ofClient, func(s *settings) { s.releaseOnClose = true }}
 }

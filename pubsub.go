@@ -3,12 +3,12 @@ package relock
 import (
 	"context"
 	"errors"
-	"github.com/go-relock/relock/event"
 	"log/slog"
 	"runtime"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/caller"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"

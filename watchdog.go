@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"github.com/go-relock/relock/event"
 	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/timers"
 	"github.com/go-relock/relock/store"

@@ -205,7 +205,7 @@ func invalidTold(b *bench) {
 	var zero relock.Lock
 	for _, wrong := range []*relock.Lock{
 		b.one.NewLock(""), b.one.NewLock(strings.Repeat("a", relock.MaxNameLen+1)), b.one.NewLock("a", relock.WithTTL(0)),
-		b.one.NewLock("a", nil), b.one.NewLock("a", relock.WithFixedLease(long), relock.WithMaxHold(long)),
+		b.one.NewLock("a", relock.WithFixedLease(long), relock.WithMaxHold(long)),
 		b.one.NewLock("a", relock.WithMaxHold(relock.MinTTL)), b.one.NewLock("a", relock.WithOwner("a")), nil, &zero,
 	} {
 		b.requireKinds(wrong.Err(), relock.ErrInvalid)

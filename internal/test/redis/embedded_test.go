@@ -169,15 +169,15 @@ func TestRedisStoreRefusesOptionsOfTheClient(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
 	defer rdb.Close()
 	for what, option := range map[string]relock.Option{
-		"WithTTL": relock.WithTTL(time.Second), "WithHooks": relock.WithHooks(event.Hooks{Lost: func(event.Lost) {}}),
+		"WithTTL": relock.WithTTL(relock.DefaultTTL), "WithMaxWaiters": relock.WithMaxWaiters(0), "WithOwner": relock.WithOwner("a"), "WithHooks": relock.WithHooks(event.Hooks{}),
 		"WithFixedLease": relock.WithFixedLease(time.Second),
 	} {
 		_, err := relock.RedisStore(rdb, relock.WithPrefix("app:"), option)
 		require.ErrorIs(t, err, relock.ErrInvalid, what)
-		require.ErrorContains(t, err, "option 2 of RedisStore", what)
+		require.ErrorContains(t, err, what+" is for New", what)
 	}
 	for _, options := range [][]relock.Option{
-		nil, {relock.WithPrefix("app:"), relock.WithRestartDelay(time.Second)}, {relock.WithRedissonFencing()},
+		nil, {{}, relock.WithPrefix("app:"), relock.WithRestartDelay(time.Second)}, {relock.WithRedissonFencing()},
 	} {
 		s, err := relock.RedisStore(rdb, options...)
 		require.NoError(t, err)

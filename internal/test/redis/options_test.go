@@ -24,7 +24,6 @@ func TestAWrongOptionOfARedisClientIsToldBeforeAnythingIsSent(t *testing.T) {
 		says    []string
 	}{
 		"a wrong TTL":                 {stage.Options(relock.WithTTL(0)), []string{"WithTTL(0s)", "10ms", "168h"}},
-		"a nil option":                {stage.Options(nil), []string{"Option is nil"}},
 		"a prefix with an empty tag":  {stage.Options(relock.WithPrefix("app{}:")), []string{"WithPrefix", `"app{}:"`, "{app}"}},
 		"a prefix that is too long":   {stage.Options(relock.WithPrefix(strings.Repeat("p", relock.MaxNameLen+1))), []string{"WithPrefix", "1025", "1024"}},
 		"a prefix in Redisson's":      {stage.Options(relock.WithPrefix("p"), relock.WithRedissonLayout()), []string{"WithPrefix(\"p\")", "no prefix"}},
