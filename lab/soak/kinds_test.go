@@ -225,8 +225,8 @@ func (v *visitor) call(ctx context.Context, what string, l waitingLock) (inner c
 		return inner, nil
 	}
 	v.failed(what, err, mayFail)
-	if inner != ctx {
-		v.wrong.add("%s returns the context of a section with an error: %v", what, err)
+	if !errors.Is(context.Cause(inner), err) {
+		v.wrong.add("%s returns a context that has not ended with its error: %v", what, err)
 	}
 	return nil, err
 }
