@@ -215,7 +215,7 @@ snippets: ## Write the Go code on the pages from docs/code, where it is tested
 pictures: ## Draw the pictures of the documentation from their sources in docs/pictures
 	$(GO) run ./docs/pictures
 
-bench: ## Measure against the floor and the peers (half an hour; RUN=pair selects): lab/bench/results, docs/BENCHMARKS.md
+bench: ## Measure against the floor and the peers (half an hour; RUN=pair selects): lab/bench/results
 	cd lab/bench && $(GO) run . $(if $(RUN),-run '$(RUN)') $(BENCHFLAGS)
 
 gobench: ## Go benchmarks matching BENCH for BENCHTIME each, with allocations

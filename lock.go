@@ -660,7 +660,7 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 // commands, pub/sub, replicas), and returns nil, or one error that names all missing parts, or the
 // first. A server that does not serve is a single line. Check takes at most 3 s, 6 s with a quorum,
 // and the time of [WithReplicaAcks]. In Redis Check does not ask for the six commands that only
-// other kinds of locks, loans and the search for deadlocks need, see docs/DEPLOYMENT.md. Check is
+// other kinds of locks, loans and the search for deadlocks need, see docs/OPERATIONS.md. Check is
 // for the start of a process. Check leaves nothing in the store. The text of an error has a line for
 // each missing part. Errors: ctx's, [ErrUnavailable], errors of the store.
 func (c *Client) Check(ctx context.Context) error {

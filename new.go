@@ -110,7 +110,7 @@ func WithPrefix(prefix string) Option {
 // WithRedissonLayout makes a client keep its locks as Redisson does, the Java library, so that Go
 // and Java services exclude and wake each other: a lock is the same as Redisson's getLock of the
 // same name, or with [WithRedissonFencing] in its place as its getFencedLock. It is for [New]
-// and [RedisStore]. docs/REDISSON.md lists the settings of each side.
+// and [RedisStore]. docs/MIGRATION.md lists the settings of each side.
 //
 // Differences from relock's own layout:
 //   - A lock has no queue, since Redisson's RLock has none. When the lock becomes free a message

@@ -17,7 +17,7 @@
 // [FailIfInterrupted] refuses to run again. If the effects are in a SQL database, package oncesql
 // closes this gap, as the result commits with the effects.
 //
-// docs/IDEMPOTENCY.md says how to choose keys, and when to use which package.
+// once/README.md says how to choose keys, and when to use which package.
 package once
 
 import (

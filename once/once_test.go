@@ -746,7 +746,7 @@ func TestARedisUserMayDoWhatOnceNeedsWithTheRulesOfThePages(t *testing.T) {
 	r := newRig(t)
 	var rule []any
 	for file, pattern := range map[string]string{
-		"../docs/DEPLOYMENT.md": `(?m)^ACL SETUSER locks .*$`, "../docs/IDEMPOTENCY.md": "(?s)`\\+hmget .*?`.*?`\\+multi .*?`",
+		"../docs/OPERATIONS.md": `(?m)^ACL SETUSER locks .*$`, "README.md": "(?s)`\\+hmget .*?`.*?`\\+multi .*?`",
 	} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)

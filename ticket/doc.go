@@ -1,6 +1,5 @@
-// Package ticket lets sections travel: a section of a mutex is lent to another process, or
-// continued there, by a ticket. A ticket can be signed, for a way that is not trusted. See
-// docs/TICKETS.md for recipes.
+// Package ticket signs the tickets of relock, so that a section can be lent, or handed off, to
+// another service over a way that is not trusted. See ticket/README.md for recipes.
 //
 //	t, err := ticket.Lend(section, lock)          // for Borrow. HandOff, ToResume: for Accept
 //	signed, err := signer.Sign(t, "shipping")     // for the service shipping, and no other
@@ -18,5 +17,5 @@
 // whether the ticket is still good: a ticket that was used is [relock.ErrTicket], and a ticket of a
 // hold that is gone is [relock.ErrLockLost], whatever the signature says. The store does not see
 // the signature. Whoever may write the keys of the locks can enter them without a ticket: the
-// rights of the Redis users, see docs/DEPLOYMENT.md, keep strangers out.
+// rights of the Redis users, see docs/OPERATIONS.md, keep strangers out.
 package ticket

@@ -20,7 +20,7 @@ import (
 	"github.com/go-relock/relock/ticket"
 )
 
-// This file has the code of docs/TICKETS.md.
+// This file has the code of ticket/README.md.
 
 func pack(ctx context.Context) error { return ctx.Err() }
 

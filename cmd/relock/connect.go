@@ -77,7 +77,7 @@ func (t target) scheme() string {
 // encoded.
 func (t target) unreadable() error {
 	return usage("%s cannot be read; it must be %s, with USER:PASSWORD@ before the host if there are such. Characters such as "+
-		"@ : , / ? # %% in a password must be percent-encoded, and a ?option=value must be one that docs/CLI.md names", t.source, t.form)
+		"@ : , / ? # %% in a password must be percent-encoded, and a ?option=value must be one that cmd/relock/README.md names", t.source, t.form)
 }
 
 // opened is a store that is open.

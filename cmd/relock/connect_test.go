@@ -242,6 +242,6 @@ func TestTheTagRedisLeavesOutAllOtherStores(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "github.com/redis/go-redis/v9")
 	for _, heavy := range []string{"go.etcd.io", "google.golang.org/grpc", "go-zookeeper", "jackc/pgx", "go-sql-driver", "modernc.org"} {
-		require.NotContains(t, string(out), heavy, "see docs/CLI.md")
+		require.NotContains(t, string(out), heavy, "see cmd/relock/README.md")
 	}
 }

@@ -15,7 +15,7 @@ import (
 // page returns the documentation of the command.
 func page(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/CLI.md")
+	text, err := os.ReadFile("README.md")
 	require.NoError(t, err)
 	return string(text)
 }

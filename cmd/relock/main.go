@@ -9,7 +9,7 @@
 //	relock unlock --force NAME      take it from its holder
 //	relock check                    whether the server can keep locks
 //
-// docs/CLI.md in the repository describes flags, exit codes and output. The build tag redis leaves
+// cmd/relock/README.md in the repository describes flags, exit codes and output. The build tag redis leaves
 // out all stores but Redis.
 package main
 

@@ -73,6 +73,6 @@ func manPage(t *testing.T) string {
 	}
 	b.WriteString(".SH ENVIRONMENT\n" + rows(t, "| variable | meaning |\n"))
 	b.WriteString(".SH \"EXIT STATUS\"\n" + rows(t, "| code | when |\n"))
-	b.WriteString(".SH \"SEE ALSO\"\n.BR flock (1)\n.PP\n" + roff("https://github.com/go-relock/relock/blob/main/docs/CLI.md") + "\n")
+	b.WriteString(".SH \"SEE ALSO\"\n.BR flock (1)\n.PP\n" + roff("https://github.com/go-relock/relock/blob/main/cmd/relock/README.md") + "\n")
 	return b.String()
 }

@@ -218,7 +218,7 @@ func TestAReaderThatWaitsToWriteHasNoTime(t *testing.T) {
 
 func TestTheUserOfThePageMayListLocks(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("../../docs/DEPLOYMENT.md")
+	readme, err := os.ReadFile("../../docs/OPERATIONS.md")
 	require.NoError(t, err)
 	_, rest, _ := strings.Cut(string(readme), "\nACL SETUSER locks ")
 	rule, _, _ := strings.Cut(rest, "\n")

@@ -17,7 +17,7 @@ import (
 	"github.com/go-relock/relock/store/quorum"
 )
 
-// This file opens locks in Redis. docs/QUORUM.md describes a quorum.
+// This file opens locks in Redis. docs/STORES.md describes a quorum.
 
 const formSingle = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix://PATH"
 

@@ -69,7 +69,7 @@ func TestThePageShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
 	}
 	slices.Sort(needs)
 	for file, rule := range aclRules(t) {
-		if file == "docs/REDISSON.md" {
+		if file == "docs/MIGRATION.md" {
 			continue
 		}
 		var shown []string
@@ -88,7 +88,7 @@ func TestARedisUserMayDoWhatLocksNeedWithTheRuleOfThePage(t *testing.T) {
 			server := redistest.Start(t)
 			var options []relock.Option
 			name := "orders:42"
-			if file == "docs/REDISSON.md" {
+			if file == "docs/MIGRATION.md" {
 				options, name = append(options, relock.WithRedissonLayout()), "app:42"
 			}
 			args := make([]any, len(rule))
@@ -120,7 +120,7 @@ func TestARedisUserMayDoWhatLocksNeedWithTheRuleOfThePage(t *testing.T) {
 				return err != nil
 			}, "another call is refused")
 			require.ErrorIs(t, err, relock.ErrLocked)
-			if file != "docs/REDISSON.md" {
+			if file != "docs/MIGRATION.md" {
 				_, err = one.Token(inner)
 				require.NoError(t, err)
 			}
@@ -130,7 +130,7 @@ func TestARedisUserMayDoWhatLocksNeedWithTheRuleOfThePage(t *testing.T) {
 			state, err := one.State(ctx)
 			require.NoError(t, err)
 			require.False(t, state.Locked())
-			if file != "docs/REDISSON.md" {
+			if file != "docs/MIGRATION.md" {
 				travel(t, one, two)
 			}
 		})

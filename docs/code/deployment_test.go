@@ -20,7 +20,7 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// This file has the code of docs/DEPLOYMENT.md.
+// This file has the code of docs/OPERATIONS.md.
 
 func TestTheClientOfGoRedisForLocks(t *testing.T) {
 	addr := redistest.Shared(t).Addr()

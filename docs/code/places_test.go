@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -53,56 +52,6 @@ func declared(t *testing.T) map[string]bool {
 		return nil
 	}))
 	return names
-}
-
-// A name is declared in Go, or is a word of a script that stands beside it.
-func TestEveryPlaceThatTheGuaranteesNameIsThere(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(root, "docs/GUARANTEES.md"))
-	require.NoError(t, err)
-	names, column := declared(t), 0
-	path, name := regexp.MustCompile(`[\w*.-]+/[\w*./-]+|\w+\.(?:go|lua)`), regexp.MustCompile("`([\\w.]+)`")
-	var missing []string
-	checked := 0
-	for line := range strings.Lines(string(page)) {
-		cells := strings.Split(line, "|")
-		if i := slices.Index(cells, " where "); i > 0 {
-			column = i
-		}
-		if len(cells) == 1 {
-			column = 0 // the end of a table
-		}
-		if column == 0 {
-			continue
-		}
-		var scripts strings.Builder
-		folder := "."
-		for _, p := range path.FindAllString(cells[column], -1) {
-			files, err := filepath.Glob(filepath.Join(root, p))
-			require.NoError(t, err)
-			if len(files) == 0 {
-				files, _ = filepath.Glob(filepath.Join(root, folder, p)) // beside the file before it
-			}
-			if len(files) == 0 {
-				missing = append(missing, p)
-			}
-			folder = filepath.Dir(p)
-			for _, file := range files {
-				if filepath.Ext(file) == ".lua" {
-					text, err := os.ReadFile(file)
-					require.NoError(t, err)
-					scripts.Write(text)
-				}
-			}
-		}
-		for _, m := range name.FindAllStringSubmatch(cells[column], -1) {
-			checked++
-			if !names[m[1]] && !regexp.MustCompile(`\b`+m[1]+`\b`).MatchString(scripts.String()) {
-				missing = append(missing, m[1])
-			}
-		}
-	}
-	require.NotZero(t, checked)
-	require.Empty(t, missing)
 }
 
 // A page of the design may name a word of a script, too. 013 is replaced by 021.

@@ -24,7 +24,7 @@ import (
 	"github.com/go-relock/relock/store/storetest"
 )
 
-// This file has the code of docs/TESTING.md.
+// This file has the code of the tests in docs/QUICKSTART.md.
 
 // page: subject
 // Shipper ships orders. An order is shipped by one process at a time.

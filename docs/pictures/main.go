@@ -2,7 +2,7 @@
 //
 //	go run ./docs/pictures
 //
-// README.md beside this file lists the pictures and their sources.
+// The sources stand beside the pictures.
 package main
 
 import (

@@ -114,7 +114,7 @@ func text(t *testing.T, e ast.Expr) string {
 }
 
 func TestThePageListsWhatIsLogged(t *testing.T) {
-	page, err := os.ReadFile("../../docs/OBSERVABILITY.md")
+	page, err := os.ReadFile("../../docs/OPERATIONS.md")
 	require.NoError(t, err)
 	var listed []string
 	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z]{4,}[^|]*) \| (relock: [^|]+) \| ([^|]+) \|$`).FindAllStringSubmatch(string(page), -1) {
@@ -135,7 +135,7 @@ func TestThePageListsWhatIsLogged(t *testing.T) {
 }
 
 func TestThePageListsTheHooks(t *testing.T) {
-	page, err := os.ReadFile("../../docs/OBSERVABILITY.md")
+	page, err := os.ReadFile("../../docs/OPERATIONS.md")
 	require.NoError(t, err)
 	var listed, want []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z]\\w+)` \\| (?:when|after|before|for) ").FindAllStringSubmatch(string(page), -1) {

@@ -149,7 +149,7 @@ func ruleNames(t *testing.T) []string {
 func TestEachAlertIsTestedAndOnThePage(t *testing.T) {
 	tests, err := os.ReadFile("alerts_test.yml")
 	require.NoError(t, err)
-	page, err := os.ReadFile("../../docs/OBSERVABILITY.md")
+	page, err := os.ReadFile("../../docs/OPERATIONS.md")
 	require.NoError(t, err)
 	var listed []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `(Relock\\w+)` \\|").FindAllSubmatch(page, -1) {
@@ -240,7 +240,7 @@ func TestTheDashboardIsInOrder(t *testing.T) {
 // Every metric that there is can be seen on the dashboard, and neither it nor the alerts ask for
 // another.
 func TestTheDashboardShowsEveryMetric(t *testing.T) {
-	page, err := os.ReadFile("../../docs/OBSERVABILITY.md") // whose table is compared with the metrics where these are made
+	page, err := os.ReadFile("../../docs/OPERATIONS.md") // whose table is compared with the metrics where these are made
 	require.NoError(t, err)
 	metrics := map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(relock_\\w+)").FindAllSubmatch(page, -1) {

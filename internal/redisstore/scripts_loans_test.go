@@ -291,7 +291,7 @@ func TestAReplicaIsNotBelievedAboutLoans(t *testing.T) {
 	}
 }
 
-// TestTicketsNeedNoMoreThanThePrefix has a user with the rule of docs/DEPLOYMENT.md for loans.
+// TestTicketsNeedNoMoreThanThePrefix has a user with the rule of docs/OPERATIONS.md for loans.
 func TestTicketsNeedNoMoreThanThePrefix(t *testing.T) {
 	r := withUser(t, "&"+prefix+"*", "~"+prefix+"*", "+@all")
 	for what := range r.ticketCommands("", store.Lease{}) {

@@ -26,12 +26,12 @@ func main() {
 	}
 }
 
-// results is the directory of the results and of their tables, docs that of the page and the charts.
-const results, docs = "results", "../../docs"
+// results is the directory of the results, their tables and charts. The readme has two figures.
+const results, readme = "results", "../../README.md"
 
 func command() error {
 	list := flag.Bool("list", false, "list the workloads")
-	render := flag.Bool("render", false, "measure nothing; write tables, page and charts from the newest result")
+	render := flag.Bool("render", false, "measure nothing; write tables and charts from the newest result")
 	short := flag.Bool("short", false, "small sizes and few rounds; writes nothing")
 	run := flag.String("run", "", "only the workloads whose name begins with this regular expression; writes nothing")
 	flag.Parse()
@@ -51,7 +51,7 @@ func command() error {
 		if err != nil {
 			return err
 		}
-		return r.render(results, docs)
+		return r.render(results, readme)
 	case *short:
 		_, err := measure(small, which)
 		return err
@@ -60,7 +60,7 @@ func command() error {
 		if err != nil || *run != "" {
 			return err
 		}
-		return errors.Join(r.write(results), r.render(results, docs))
+		return errors.Join(r.write(results), r.render(results, readme))
 	}
 }
 

@@ -65,7 +65,7 @@ func TestEveryWorkloadGivesFiguresForEverySystem(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, r, again)
 	})
-	t.Run("the pages are written around text by hand", func(t *testing.T) { requirePages(t, r) })
+	t.Run("the tables are written, and the README around text by hand", func(t *testing.T) { requirePages(t, r) })
 }
 
 // requireRecords fails unless relock and the baselines have figures in all rounds.
@@ -111,8 +111,8 @@ func requireFigures(t *testing.T, r *report) {
 
 // pages are the places that render writes from a result, beside this directory.
 var pages = []string{
-	"bench/results/TABLES.md", "../docs/BENCHMARKS.md", "../README.md",
-	"../docs/bench-pair.svg", "../docs/bench-handover.svg", "../docs/bench-hot.svg",
+	"bench/results/TABLES.md", "../README.md",
+	"bench/results/bench-pair.svg", "bench/results/bench-handover.svg", "bench/results/bench-hot.svg",
 }
 
 // rendered renders a report between text by hand, twice, and returns what stands in each page.
@@ -125,7 +125,7 @@ func rendered(t *testing.T, r *report, byHand map[string]string) map[string]stri
 		require.NoError(t, os.WriteFile(path, []byte(byHand[page]), 0o600))
 	}
 	for range 2 {
-		require.NoError(t, r.render(filepath.Join(dir, "bench/results"), filepath.Join(dir, "../docs")))
+		require.NoError(t, r.render(filepath.Join(dir, "bench/results"), filepath.Join(dir, "../README.md")))
 	}
 	return contents(t, dir)
 }
@@ -145,25 +145,22 @@ func contents(t *testing.T, dir string) map[string]string {
 
 func requirePages(t *testing.T, r *report) {
 	t.Helper()
-	const page, readme = "../docs/BENCHMARKS.md", "../README.md"
-	old := "before\n" + beginMark + "\nold\n" + endMark + "\nafter\n"
-	text := rendered(t, r, map[string]string{page: old, readme: old})
-	for _, name := range []string{page, readme} {
-		require.True(t, strings.HasPrefix(text[name], "before\n"+beginMark))
-		require.True(t, strings.HasSuffix(text[name], endMark+"\nafter\n"))
-		require.NotContains(t, text[name], "\nold\n")
-	}
+	const tablesOf, readme = "bench/results/TABLES.md", "../README.md"
+	text := rendered(t, r, map[string]string{readme: "before\n" + beginMark + "\nold\n" + endMark + "\nafter\n"})
+	require.True(t, strings.HasPrefix(text[readme], "before\n"+beginMark))
+	require.True(t, strings.HasSuffix(text[readme], endMark+"\nafter\n"))
+	require.NotContains(t, text[readme], "\nold\n")
 	for _, l := range lines {
 		if which := l.which; which == "" || which == largest || r.find(l.workload, which, "relock", l.setting) != nil {
-			require.Contains(t, text[page], "| "+l.what+" | ")
+			require.Contains(t, text[tablesOf], "| "+l.what+" | ")
 		}
 	}
 	for _, shown := range tables {
-		require.Contains(t, text["bench/results/TABLES.md"], "\n## "+shown.title+"\n")
+		require.Contains(t, text[tablesOf], "\n## "+shown.title+"\n")
 	}
 	for _, c := range charts {
-		require.Contains(t, text["../docs/bench-"+c.workload+".svg"], "relock, defaults")
-		require.Contains(t, text[page], "(bench-"+c.workload+".svg)")
+		require.Contains(t, text["bench/results/bench-"+c.workload+".svg"], "relock, defaults")
+		require.Contains(t, text[tablesOf], "(bench-"+c.workload+".svg)")
 	}
 }
 

@@ -12,31 +12,29 @@ import (
 	"time"
 )
 
-// BENCHMARKS.md and README.md are generated between these lines, and written by hand around them.
+// README.md is generated between these lines, and written by hand around them.
 const (
 	beginMark = "<!-- measured: begin (written by bench, from bench/results) -->"
 	endMark   = "<!-- measured: end -->"
 )
 
-// render writes TABLES.md into results, the charts into docs, the short table into BENCHMARKS.md
-// there, and two figures into README.md above docs.
-func (r *report) render(results, docs string) error {
-	page := r.head() + "\n\n" + r.summary()
+// render writes TABLES.md and the charts into results, and two figures into the README.
+func (r *report) render(results, readme string) error {
+	shown := ""
 	for _, c := range charts {
 		drawn := c.draw(r)
 		if drawn == "" {
 			continue
 		}
 		name := "bench-" + c.workload + ".svg"
-		if err := os.WriteFile(filepath.Join(docs, name), []byte(drawn), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(results, name), []byte(drawn), 0o644); err != nil {
 			return err
 		}
-		page += fmt.Sprintf("\n![%s](%s)\n", c.title, name)
+		shown += fmt.Sprintf("\n![%s](%s)\n", c.title, name)
 	}
 	return errors.Join(
-		os.WriteFile(filepath.Join(results, "TABLES.md"), []byte(r.tables()), 0o644),
-		fill(filepath.Join(docs, "BENCHMARKS.md"), page),
-		fill(filepath.Join(docs, "..", "README.md"), r.sentence()),
+		os.WriteFile(filepath.Join(results, "TABLES.md"), []byte(r.tables(shown)), 0o644),
+		fill(readme, r.sentence()),
 	)
 }
 
@@ -115,17 +113,18 @@ func (r *report) summary() string {
 
 // sentence is what the README says.
 func (r *report) sentence() string {
-	var figures []any
+	var ours, best []float64
 	for _, what := range []string{"lock and unlock, of the floor", "hand-over, 64 waiting, of the raw wake"} {
 		l := lines[slices.IndexFunc(lines, func(l line) bool { return l.what == what })]
-		best := "–"
+		ours, best = append(ours, r.find(l.workload, l.which, "relock", l.setting).median(l.metric)), append(best, math.NaN())
 		if rec := l.best(r); rec != nil {
-			best = figure(rec.median(l.metric))
+			best[len(best)-1] = rec.median(l.metric)
 		}
-		figures = append(figures, figure(r.find(l.workload, l.which, "relock", l.setting).median(l.metric)), best)
 	}
-	return fmt.Sprintf("In one program: a pair takes %s of `SET NX` and a compare-and-delete (the best other library %s), a hand-over with 64 waiting\n"+
-		"%s of a bare message (%s): [BENCHMARKS](docs/BENCHMARKS.md).\n", figures...)
+	more := func(ratio float64) string { return figure(math.Round(100 * (ratio - 1))) }
+	return wrapped(fmt.Sprintf("In one program Lock and Unlock cost %s %% more than the two bare commands that a lock needs; the best other library "+
+		"costs %s %% more. With 64 waiting a hand-over takes %s times as long as a bare message, and that of the best other library %s times: "+
+		"[the benchmark](lab/bench/results/TABLES.md).", more(ours[0]), more(best[0]), figure(ours[1]), figure(best[1]))) + "\n"
 }
 
 // best returns the record of the best other library in its better setting; nil: none took part.

@@ -189,11 +189,29 @@ func (r *record) label() string {
 	return name
 }
 
-// tables returns the text of TABLES.md: the systems, and the tables of all workloads.
-func (r *report) tables() string {
+// method says how the figures came about.
+const method = `Ratios within one run count: microseconds say more about the machine than about a library. Counts are the same on every machine, and
+are tests (internal/test/budget).
+
+* **Systems take turns**, in a new order in every round, and a ratio is taken within each round. A lone pair is measured in bursts of 20.
+* **Two units.** The *floor* is ` + "`SET NX PX`" + ` and a compare-and-delete script through the same go-redis client. The *raw wake* is the time from a
+  script that deletes a key and publishes a message, until a subscriber has the message.
+* **The other libraries have two settings**: as each comes, and tuned for speed. The short table takes the better one.
+* **go-redis has its defaults** for everybody: a pool of ten connections for each CPU, and no ` + "`ContextTimeoutEnabled`" + `.
+* **A pair has a context that cannot end**, also with 64 goroutines, and so have locks that are held. All other workloads have contexts that can end.
+* **Mutual exclusion is watched** in every workload but nested and held, and the tables mark a library that let two in at once.
+* **Hand-overs are between separate clients** with connections of their own. Whoever had the lock asks again only when the next client has it.
+
+` + "`make bench`" + ` measures everything in half an hour, and writes this file, its charts and two figures of the README. ` + "`make bench RUN=pair`" + `
+measures some workloads and writes nothing. It needs room for some thousand open files (` + "`ulimit -n`" + `), and a machine that does nothing else.
+`
+
+// tables returns the text of TABLES.md: the short table, the charts, the systems, and the tables of
+// all workloads.
+func (r *report) tables(charts string) string {
 	var b strings.Builder
-	b.WriteString("# Benchmarks: all tables\n\nWritten by bench. [BENCHMARKS](../../../docs/BENCHMARKS.md) says how it is measured.\n\n")
-	fmt.Fprintf(&b, "%s\n\n## Systems\n\n", r.head())
+	b.WriteString("# Benchmarks\n\nWritten by bench: relock beside the least that a lock on Redis can cost, and beside other libraries.\n\n")
+	fmt.Fprintf(&b, "%s\n\n%s%s\n## How it is measured\n\n%s\n## Systems\n\n", r.head(), r.summary(), charts, method)
 	for _, s := range settings {
 		if r.has(s[0]) {
 			fmt.Fprintln(&b, strings.ReplaceAll(wrapped(fmt.Sprintf("* **%s**: %s.", s[0], s[1])), "\n", "\n  "))

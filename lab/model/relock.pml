@@ -6,8 +6,8 @@
  * message, a client that is paused.
  *
  * Read from top to bottom: sizes, promises, state of the server, state of a client, scripts, wires,
- * subscriptions, clock, accidents, client, watchdog, judge. README.md says how each promise is
- * expressed, and names all that the model leaves out.
+ * subscriptions, clock, accidents, client, watchdog, judge. docs/DESIGN.md says what the model
+ * leaves out.
  *
  * -DBREAK_<rule> takes one rule away. The model must fail then.
  */

@@ -11,7 +11,7 @@
 //	...
 //	client, err := relock.Open(s)
 //
-// All processes must name the same members in the same order. docs/QUORUM.md has the algorithm, and
+// All processes must name the same members in the same order. docs/STORES.md has the algorithm, and
 // says what no quorum protects from.
 package quorum
 

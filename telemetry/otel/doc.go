@@ -48,7 +48,7 @@
 //
 // An exporter for Prometheus turns relock.client.holds into relock_client_holds, and the module
 // relock/prometheus has relock_holds. The names differ so that one registry can serve both modules.
-// The page docs/OBSERVABILITY.md of the repository maps one set of names to the other; the page
+// The page docs/OPERATIONS.md of the repository maps one set of names to the other; the page
 // also lists all attribute values, and has alerts and a dashboard.
 //
 // # Spans

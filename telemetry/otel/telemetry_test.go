@@ -561,8 +561,8 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	require.Len(t, want, 22)
 
 	for file, pattern := range map[string]string{
-		"doc.go":                      `(?m)^//\t(relock\.[\w.]+) +([\w-]+) (\S+) +(?:((?:\w+, )*\w+): )?`,
-		"../../docs/OBSERVABILITY.md": "(?m)^\\| `\\w+(?:\\{[\\w,]+\\})?` \\| `(relock\\.[\\w.]+)` \\| ([\\w-]+), `(\\S+)` \\| (?:`((?:\\w+, )*\\w+)`)? ?\\|",
+		"doc.go":                   `(?m)^//\t(relock\.[\w.]+) +([\w-]+) (\S+) +(?:((?:\w+, )*\w+): )?`,
+		"../../docs/OPERATIONS.md": "(?m)^\\| `\\w+(?:\\{[\\w,]+\\})?` \\| `(relock\\.[\\w.]+)` \\| ([\\w-]+), `(\\S+)` \\| (?:`((?:\\w+, )*\\w+)`)? ?\\|",
 	} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)

@@ -199,8 +199,8 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 		want = append(want, family.GetName()+suffix)
 	}
 	for file, pattern := range map[string]string{
-		"doc.go":                      `(?m)^//\t(relock_\w+(?:\{[\w,]+\})?)`,
-		"../../docs/OBSERVABILITY.md": "(?m)^\\| `(relock_\\w+(?:\\{[\\w,]+\\})?)`",
+		"doc.go":                   `(?m)^//\t(relock_\w+(?:\{[\w,]+\})?)`,
+		"../../docs/OPERATIONS.md": "(?m)^\\| `(relock_\\w+(?:\\{[\\w,]+\\})?)`",
 	} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)

@@ -47,7 +47,7 @@
 // few buckets, and a series begins with its first event. [WithDetails] gives many buckets, the
 // histograms of queue positions, of depths and of renewals, and counters that begin with 0.
 //
-// The page docs/OBSERVABILITY.md of the repository has all label values, alerts, and a dashboard.
+// The page docs/OPERATIONS.md of the repository has all label values, alerts, and a dashboard.
 // The module relock/otel has the same metrics under names of its own, so one registry can serve
 // both.
 //

@@ -1,4 +1,4 @@
-// Package adapters has the code of docs/ADAPTERS.md: locks in the form in which other projects want
+// Package adapters has the code of docs/FAQ.md: locks in the form in which other projects want
 // them. Each adapter has tests with its project.
 package adapters
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -16,14 +15,17 @@ import (
 )
 
 func main() {
-	rdb := redis.NewClient(&redis.Options{Addr: os.Getenv("REDIS_ADDR")}) // localhost:6379, if empty
-	client, err := relock.New(rdb)                                        // any client of go-redis v9: one server, Sentinel, Cluster
+	rdb := redis.NewClient(&redis.Options{ // or the client of go-redis v9 for Sentinel, or for a Cluster
+		Addr:                  os.Getenv("REDIS_ADDR"), // localhost:6379, if empty
+		ContextTimeoutEnabled: true,
+	})
+	client, err := relock.New(rdb)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer client.Close()
 
-	lock := client.NewLock("orders:42", relock.WithTTL(10*time.Second))
+	lock := client.NewLock("orders:42")
 	err = lock.Do(context.Background(), func(ctx context.Context) error {
 		fmt.Println("nobody else is here, in any process; ctx ends if that stops being true")
 		return nil

@@ -108,7 +108,7 @@ func (w *Arena) AwaitAsks(asks func() int, n int) {
 }
 
 // RedissonACL is all that a Redis user needs, beside the names of its locks and
-// &redisson_lock__channel:*. docs/REDISSON.md shows the list.
+// &redisson_lock__channel:*. docs/MIGRATION.md shows the list.
 var RedissonACL = []string{
 	"evalsha", "eval", "subscribe", "unsubscribe", "ping",
 	"del", "exists", "hdel", "hexists", "hget", "hgetall", "hset", "pexpire", "pttl", "publish",

@@ -24,8 +24,12 @@ import org.redisson.config.ReadMode;
 import org.redisson.config.ShardedSubscriptionMode;
 
 /**
- * One Redisson client that does what the lines on its standard input say; interop/redisson/README.md has the protocol. It
- * ends when its standard input does.
+ * One Redisson client that does what the lines on its standard input say. A request is
+ * "id thread command arguments...", its answer "id ok value" or "id failed exception: message", in whatever order the
+ * requests are done. Each name of a thread is a thread of its own. Times are milliseconds; a lease of -1 means that the
+ * watchdog renews. The first request is "connect kind watchdog master addresses", with the kinds single, sentinel,
+ * cluster-sharded and cluster-plain; the switch below has the other commands. The program ends when its standard input
+ * does.
  */
 public final class Main {
     /** Replies go here and nothing else does: System.out is turned to standard error. */
