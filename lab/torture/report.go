@@ -71,14 +71,15 @@ What lock libraries do when servers, links and processes fail: one table, made b
 
 Made on %s, of %s, with %s and %s. The trouble of a crowd lasted %s.
 
-**pass**: no promise was broken, which is not a proof. **FAIL**: a promise was broken; the notes say how. **–**: the documentation of the library promises nothing that the scenario
-could break. An empty cell: the server of that library cannot have the trouble here. Every lock promises mutual exclusion; the table of versions says what else. A holder that has to
-watch its lease by itself stops in time here. An Unlock without an error has to free its lock, and may fail in trouble only. A key that is left is a failure, unless the library
-says that it stays. Who waits and gets no lock in time breaks a promise only if the library wakes its waiters, and did so in the same scenario without its trouble. All others who
-came late have a list of their own.
+**pass**: no promise was broken, which is not a proof. **FAIL**: a promise was broken; the notes say how. **–**: the
+documentation of the library promises nothing that the scenario could break. An empty cell: the server of that library
+cannot have the trouble here. Every lock promises mutual exclusion; the table of versions says what else. A holder that
+has to watch its lease by itself stops in time here. An Unlock without an error has to free its lock, and may fail in
+trouble only. Who waits and gets no lock in time breaks a promise only if the library wakes its waiters, and did so in
+the same scenario without its trouble. All others who came late have a list of their own.
 
-A library takes part with an adapter of about fifty lines ([lab/torture/libraries.go](../lab/torture/libraries.go)). The last column is the mistake of a home-made lock that has to
-fail in the scenario, and without its trouble each scenario has to pass; tests of the project see to both.
+A library takes part with an adapter of about fifty lines ([lab/torture/libraries.go](../lab/torture/libraries.go)). The
+last column is the mistake of a home-made lock that has to fail in the scenario.
 
 `, r.Date, cmp.Or(r.Commit, "this tree"), r.Server, runtime.Version(), r.Long)
 	b.WriteString("| library | version | what its documentation promises |\n|---|---|---|\n")
@@ -118,15 +119,15 @@ fail in the scenario, and without its trouble each scenario has to pass; tests o
 	}
 	list(&b, "Notes", notes)
 	list(&b, "Late", late)
-	b.WriteString("\n## Without trouble\n\n")
+	b.WriteString("\n## Without trouble\n\n| library | runs | |\n|---|--:|---|\n")
 	for _, l := range Libraries {
 		if runs, failed := r.controls(l); runs > 0 {
-			fmt.Fprintf(&b, "* %s: %d runs, %s\n", l.Name, runs, failed)
+			fmt.Fprintf(&b, "| %s | %d | %s |\n", l.Name, runs, cell(failed))
 		}
 	}
-	b.WriteString("\n## Scenarios\n\n")
+	b.WriteString("\n## Scenarios\n\n| scenario | the trouble, and what fails |\n|---|---|\n")
 	for _, s := range Scenarios {
-		fmt.Fprintf(&b, "* **%s**: %s\n", s.Name, s.Text)
+		fmt.Fprintf(&b, "| %s | %s |\n", s.Name, cell(s.Text))
 	}
 	return b.String()
 }
@@ -139,14 +140,19 @@ func (r *Report) wakes(s *Scenario, l *Library) bool {
 	})
 }
 
+// list writes a table of notes with numbers, if there are notes.
 func list(b *strings.Builder, title string, notes []string) {
-	if len(notes) > 0 {
-		fmt.Fprintf(b, "\n## %s\n\n", title)
+	if len(notes) == 0 {
+		return
 	}
+	fmt.Fprintf(b, "\n## %s\n\n| | |\n|--:|---|\n", title)
 	for i, note := range notes {
-		fmt.Fprintf(b, "%d. %s\n", i+1, note)
+		fmt.Fprintf(b, "| %d | %s |\n", i+1, cell(note))
 	}
 }
+
+// cell is a text in a cell of a table.
+func cell(text string) string { return strings.ReplaceAll(text, "|", "\\|") }
 
 // controls counts the runs of a library without trouble, and says what was wrong in them.
 func (r *Report) controls(l *Library) (runs int, failed string) {
