@@ -62,7 +62,6 @@ func chargeRedislock(ctx context.Context, locker *redislock.Client, order string
 	return charge(ctx, order) // if charge takes longer than 10 s, it goes on without the lock
 }
 
-// page: redislock-after
 func chargeOrBusy(ctx context.Context, client *relock.Client, order string) error {
 	lock := client.NewLock("orders:"+order, relock.WithTTL(10*time.Second))
 	section, err := lock.TryLockFor(ctx, 3*time.Second)
@@ -75,8 +74,6 @@ func chargeOrBusy(ctx context.Context, client *relock.Client, order string) erro
 	return errors.Join(err, lock.Unlock(section))
 }
 
-// end
-
 func chargeRueidislock(ctx context.Context, locker rueidislock.Locker, order string) error {
 	section, cancel, err := locker.WithContext(ctx, "orders:"+order)
 	if err != nil {
@@ -86,16 +83,12 @@ func chargeRueidislock(ctx context.Context, locker rueidislock.Locker, order str
 	return charge(section, order) // section ends if the lock is lost
 }
 
-// page: rueidislock-after
 func chargeWaiting(ctx context.Context, client *relock.Client, order string) error {
 	return client.NewLock("orders:"+order).Do(ctx, func(ctx context.Context) error {
 		return charge(ctx, order) // ctx ends if the lock is lost, and context.Cause says why
 	})
 }
 
-// end
-
-// page: redisson-after
 func shareLocks(ctx context.Context, rdb redis.UniversalClient) error {
 	client, err := relock.New(rdb, relock.WithRedissonLayout())
 	if err != nil {
@@ -106,8 +99,6 @@ func shareLocks(ctx context.Context, rdb redis.UniversalClient) error {
 		return charge(ctx, "42")
 	})
 }
-
-// end
 
 // page: both
 // oldLock takes the old lock, and returns the context for the work and the function that unlocks.
@@ -142,7 +133,6 @@ func oldRedsync(rs *redsync.Redsync, name string, options ...redsync.Option) old
 
 // end
 
-// page: old-redislock
 // oldRedislock is the lock of redislock, for both.
 func oldRedislock(locker *redislock.Client, name string, ttl time.Duration, options *redislock.Options) oldLock {
 	return func(ctx context.Context) (context.Context, func() error, error) {
@@ -151,9 +141,6 @@ func oldRedislock(locker *redislock.Client, name string, ttl time.Duration, opti
 	}
 }
 
-// end
-
-// page: old-rueidislock
 // oldRueidislock is the lock of rueidislock, for both.
 func oldRueidislock(locker rueidislock.Locker, name string) oldLock {
 	return func(ctx context.Context) (context.Context, func() error, error) {
@@ -170,8 +157,6 @@ func oldRueidislock(locker rueidislock.Locker, name string) oldLock {
 		}
 	}
 }
-
-// end
 
 var errBusy = errors.New("busy")
 

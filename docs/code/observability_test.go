@@ -1,7 +1,6 @@
 package code
 
 import (
-	"context"
 	"log/slog"
 	"slices"
 	"strings"
@@ -81,23 +80,6 @@ func newMetrics() (*relockprom.Collector, *relockotel.Telemetry, error) {
 
 // end
 
-// page: trace
-// requestIDs puts the ID of a request into the context of each section, for its log lines.
-func requestIDs(newID func() string) event.Hooks {
-	return event.Hooks{
-		Trace: func(e event.AcquireStarted) (context.Context, event.TraceFinished) {
-			ctx := context.WithValue(e.Context, requestKey{}, newID())
-			return ctx, func(section context.Context, e event.AcquireFinished) (context.Context, func(event.TraceEnded)) {
-				return context.WithValue(section, requestKey{}, e.Context.Value(requestKey{})), nil
-			}
-		},
-	}
-}
-
-type requestKey struct{}
-
-// end
-
 func TestObservabilityClient(t *testing.T) {
 	registry := prometheus.NewRegistry() // in place of the one of the process, which keeps its metrics
 	before := prometheus.DefaultRegisterer
@@ -134,12 +116,4 @@ func TestObservabilityLabel(t *testing.T) {
 	require.GreaterOrEqual(t, i, 0)
 	label := families[i].GetMetric()[0].GetLabel()[0]
 	require.Equal(t, "lock orders", label.GetName()+" "+label.GetValue())
-}
-
-func TestObservabilityTrace(t *testing.T) {
-	client := newClient(t, relock.WithHooks(requestIDs(func() string { return "id-1" })))
-	require.NoError(t, client.NewLock("a").Do(t.Context(), func(ctx context.Context) error {
-		require.Equal(t, "id-1", ctx.Value(requestKey{}))
-		return nil
-	}))
 }

@@ -17,11 +17,9 @@ import (
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/leader"
-	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/locktest/explore"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
-	"github.com/go-relock/relock/store/storetest"
 )
 
 // This file has the code of the tests in docs/QUICKSTART.md.
@@ -54,7 +52,6 @@ func newLocks(t *testing.T, s store.Store, options ...relock.Option) *relock.Cli
 // end
 
 func TestTwoProcessesTakeTurns(t *testing.T) {
-	// page: turns
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New() // stands for one Redis
 		send := func(context.Context, string) error { <-time.After(2 * time.Second); return nil }
@@ -68,7 +65,6 @@ func TestTwoProcessesTakeTurns(t *testing.T) {
 		}
 		require.Equal(t, 4*time.Second, time.Since(begin)) // one after the other
 	})
-	// end
 }
 
 func TestShipGivesUpAfterFiveSeconds(t *testing.T) {
@@ -112,7 +108,6 @@ func TestNoParcelIsSentWithoutTheLock(t *testing.T) {
 }
 
 func TestTheOrderOfACrashedProcessIsShippedAfterItsTTL(t *testing.T) {
-	// page: crash
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New()
 		crashed, err := relock.Open(server, relock.WithTTL(3*time.Second))
@@ -129,11 +124,9 @@ func TestTheOrderOfACrashedProcessIsShippedAfterItsTTL(t *testing.T) {
 		require.NoError(t, s.Ship(t.Context(), "42"))
 		require.InDelta(t, 3*time.Second, shipped, float64(100*time.Millisecond))
 	})
-	// end
 }
 
 func TestShipWhileRedisIsAway(t *testing.T) {
-	// page: outage
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New()
 		var restore func()
@@ -152,7 +145,6 @@ func TestShipWhileRedisIsAway(t *testing.T) {
 		require.True(t, relock.NotEntered(err))
 		restore()
 	})
-	// end
 }
 
 func TestAShutdownEndsTheWait(t *testing.T) {
@@ -215,14 +207,11 @@ func (r refusing) Unlock(context.Context) error                     { return rel
 // end
 
 func TestTheCacheIsServedWhileReplicasLag(t *testing.T) {
-	// page: refused
 	price, err := Price(t.Context(), refusing{relock.ErrNotReplicated})
 	require.NoError(t, err)
 	require.Equal(t, "from the cache", price)
-	// end
 }
 
-// page: price
 // Price takes a new price under the lock, or the old one if the lock cannot be had.
 func Price(ctx context.Context, l relock.Locker) (price string, err error) {
 	err = relock.Do(ctx, l, func(context.Context) error {
@@ -235,8 +224,6 @@ func Price(ctx context.Context, l relock.Locker) (price string, err error) {
 	return price, err
 }
 
-// end
-
 func TestThePriceIsNewUnderTheLock(t *testing.T) {
 	price, err := Price(t.Context(), newLocks(t, mem.New()).NewLock("price"))
 	require.NoError(t, err)
@@ -244,7 +231,6 @@ func TestThePriceIsNewUnderTheLock(t *testing.T) {
 }
 
 func TestWithMiniredis(t *testing.T) {
-	// page: miniredis
 	server := miniredis.RunT(t)
 	server.ClockTTL(true) // without it a lease never ends
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
@@ -258,7 +244,6 @@ func TestWithMiniredis(t *testing.T) {
 		return nil
 	}}
 	require.ErrorIs(t, s.Ship(t.Context(), "42"), relock.ErrLockLost)
-	// end
 }
 
 func TestOnARealServer(t *testing.T) {
@@ -271,45 +256,4 @@ func TestOnARealServer(t *testing.T) {
 	// end
 	s := &Shipper{Locks: client, Send: func(context.Context, string) error { return nil }}
 	require.NoError(t, s.Ship(t.Context(), "42"))
-}
-
-func TestMyStoreKeepsThePromisesOfStore(t *testing.T) {
-	// page: storetest
-	storetest.Run(t, storetest.Harness{
-		Start: func(*testing.T) storetest.Server {
-			s := mem.New() // your store
-			return storetest.Server{
-				New:       func() store.Store { return s },
-				Interrupt: func() (restore func()) { return s.Interrupt(nil) },
-				Lose:      s.Lose,
-			}
-		},
-		Without: map[storetest.Promise]string{
-			storetest.Acks:        "memory has no replicas",
-			storetest.CheckServer: "there is no server that could lack something",
-		},
-		Around: synctest.Test, // for a store in memory; a store with a server runs in real time
-	})
-	// end
-}
-
-func TestLocksOnMyStoreKeepTheirPromises(t *testing.T) {
-	// page: locktest
-	locktest.Harness{
-		Start: func(t *testing.T) locktest.Server {
-			t.Helper()
-			s := mem.New()
-			return locktest.Server{
-				NewClient: func(options ...relock.Option) *relock.Client {
-					client, err := relock.Open(s, options...)
-					require.NoError(t, err)
-					return client
-				},
-				Lose: s.Lose,
-			}
-		},
-		Without: map[locktest.Promise]string{locktest.Acks: "memory has no replicas"},
-		Around:  synctest.Test,
-	}.Run(t)
-	// end
 }

@@ -6,7 +6,6 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,8 +13,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-relock/relock/event"
 )
 
 // levels are those that are no constants.
@@ -132,19 +129,4 @@ func TestThePageListsWhatIsLogged(t *testing.T) {
 	for key := range keys {
 		require.Contains(t, string(page), "\n| `"+key+"` | ", "what the key means")
 	}
-}
-
-func TestThePageListsTheHooks(t *testing.T) {
-	page, err := os.ReadFile("../../docs/OPERATIONS.md")
-	require.NoError(t, err)
-	var listed, want []string
-	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z]\\w+)` \\| (?:when|after|before|for) ").FindAllStringSubmatch(string(page), -1) {
-		listed = append(listed, m[1])
-	}
-	for field := range reflect.TypeFor[event.Hooks]().Fields() {
-		if field.IsExported() {
-			want = append(want, field.Name)
-		}
-	}
-	require.ElementsMatch(t, want, listed)
 }

@@ -50,8 +50,6 @@ func processes(t *testing.T, n int) (clients []*relock.Client) {
 	return clients
 }
 
-// page: tusd
-
 // Uploads locks the uploads of tusd for all of its instances. Where another request wants an upload,
 // tusd gives it up.
 type Uploads struct{ Locks *relock.Client }
@@ -104,8 +102,6 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// end
-
 func TestAnUploadIsGivenUpForAnotherRequest(t *testing.T) {
 	both := processes(t, 2)
 	locks := [2]handler.Lock{}
@@ -136,8 +132,6 @@ func TestAnUploadIsGivenUpForAnotherRequest(t *testing.T) {
 	require.ErrorIs(t, locks[0].Lock(t.Context(), nil), relock.ErrClosed, "and no timeout")
 }
 
-// page: gocron
-
 // Elector has the jobs of gocron run where this process leads: gocron.WithDistributedElector.
 type Elector struct{ Candidate *leader.Candidacy }
 
@@ -167,8 +161,6 @@ type job struct {
 }
 
 func (j job) Unlock(context.Context) error { return j.lock.Unlock(j.section) }
-
-// end
 
 func TestAJobRunsWhereTheLeaderIs(t *testing.T) {
 	both := processes(t, 2)
@@ -215,8 +207,6 @@ func TestAJobRunsInOneProcessAtATime(t *testing.T) {
 	require.Eventually(t, func() bool { return ran.Load() > 10 }, soon, time.Millisecond)
 }
 
-// page: goose
-
 // Migrations has one instance at a time run the migrations of goose: goose.WithLocker.
 type Migrations struct {
 	Of      *relock.Lock
@@ -229,8 +219,6 @@ func (m *Migrations) Lock(ctx context.Context, _ *sql.DB) (err error) {
 }
 
 func (m *Migrations) Unlock(context.Context, *sql.DB) error { return m.Of.Unlock(m.section) }
-
-// end
 
 func TestMigrationsRunOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "app.db")
@@ -254,8 +242,6 @@ func TestMigrationsRunOnce(t *testing.T) {
 	all.Wait()
 	require.EqualValues(t, 1, applied.Load())
 }
-
-// page: certmagic
 
 // Certificates is a storage of certmagic whose locks are those of relock.
 type Certificates struct {
@@ -291,8 +277,6 @@ func (c *Certificates) Unlock(_ context.Context, name string) error {
 	}
 	return unlock()
 }
-
-// end
 
 func TestOneProcessOrdersACertificate(t *testing.T) {
 	both := processes(t, 2)
