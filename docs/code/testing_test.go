@@ -196,15 +196,12 @@ func TestTheNextCandidateLeadsAfterALoss(t *testing.T) {
 	})
 }
 
-// page: locker
 // refusing is a relock.Locker that nobody can lock.
 type refusing struct{ err error }
 
 func (r refusing) Lock(context.Context) (context.Context, error)    { return nil, r.err }
 func (r refusing) TryLock(context.Context) (context.Context, error) { return nil, r.err }
 func (r refusing) Unlock(context.Context) error                     { return relock.ErrNotHeld }
-
-// end
 
 func TestTheCacheIsServedWhileReplicasLag(t *testing.T) {
 	price, err := Price(t.Context(), refusing{relock.ErrNotReplicated})

@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	rdb := redis.NewClient(&redis.Options{ // or the client of go-redis v9 for Sentinel, or for a Cluster
+	rdb := redis.NewClient(&redis.Options{ // or the client of Sentinel, or of a Cluster
 		Addr:                  os.Getenv("REDIS_ADDR"), // localhost:6379, if empty
 		ContextTimeoutEnabled: true,
 	})
