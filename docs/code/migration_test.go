@@ -39,15 +39,12 @@ func chargeRedsync(ctx context.Context, rs *redsync.Redsync, order string) (err 
 	return charge(ctx, order) // if charge takes longer than 10 s, it goes on without the lock
 }
 
-// page: redsync-after
 func chargeLimited(ctx context.Context, client *relock.Client, order string) error {
 	lock := client.NewLock("orders:"+order, relock.WithTTL(10*time.Second))
 	return lock.DoFor(ctx, 3*time.Second, func(ctx context.Context) error {
 		return charge(ctx, order) // may take longer than 10 s; ctx ends if the lock is lost
 	})
 }
-
-// end
 
 func chargeRedislock(ctx context.Context, locker *redislock.Client, order string) (err error) {
 	lock, err := locker.Obtain(ctx, "orders:"+order, 10*time.Second, &redislock.Options{

@@ -1,4 +1,4 @@
-// Package adapters has the code of docs/FAQ.md: locks in the form in which other projects want
+// Package adapters has the adapters of docs/FAQ.md: locks in the form in which other projects want
 // them. Each adapter has tests with its project.
 package adapters
 
@@ -293,8 +293,6 @@ func TestOneProcessOrdersACertificate(t *testing.T) {
 	require.NoError(t, other.Unlock(t.Context(), "example.org"))
 }
 
-// page: middleware
-
 // OneAtATime serves the requests with one key behind each other. Without a key a request is served
 // at once.
 func OneAtATime(locks *relock.Client, key func(*http.Request) string, next http.Handler) http.Handler {
@@ -342,8 +340,6 @@ func doFor(ctx context.Context, lock *relock.Lock, fn func(ctx context.Context) 
 		return fn(work)
 	})
 }
-
-// end
 
 func TestRequestsWithOneKeyAreServedBehindEachOther(t *testing.T) {
 	both := processes(t, 2)
