@@ -182,7 +182,6 @@ func lead(ctx context.Context, locks *relock.Client, run func(ctx context.Contex
 
 // end
 
-// page: campaign
 func status(c *leader.Candidacy, lock *relock.Lock) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if c.IsLeader() {
@@ -197,8 +196,6 @@ func status(c *leader.Candidacy, lock *relock.Lock) http.HandlerFunc {
 		fmt.Fprintln(w, "follower of", state.Holder.Owner())
 	}
 }
-
-// end
 
 func TestQuickstartCampaign(t *testing.T) {
 	for _, owner := range []string{"10.0.0.7:80", "10.0.0.8:80"} {
