@@ -215,11 +215,11 @@
 //
 // # Sections that travel
 //
-// A [Ticket] takes a section of a mutex to another process. [Lock.Lend] and [Lock.Borrow] let that
-// process in beside the lender, for as long as the lender has the lock. [Lock.HandOff] ends a
-// section, and [Lock.Accept] continues it there; the lock is not free in between. With a stored
-// ticket of [Lock.ResumeTicket] a program continues after a restart. The fencing token stays the
-// same. The module ticket signs tickets, see ticket/README.md.
+// A ticket takes a section of a mutex to another process, see package ticket. ticket.Lend and
+// ticket.Borrow let that process in beside the lender, for as long as the lender has the lock.
+// ticket.HandOff ends a section, and ticket.Accept continues it there; the lock is not free in
+// between. With a stored ticket of ticket.ToResume a program continues after a restart. The fencing
+// token stays the same. The package signs tickets, too, see ticket/README.md.
 //
 // # Failure handling
 //

@@ -1,5 +1,6 @@
-// Package ticket signs the tickets of relock, so that a section can be lent, or handed off, to
-// another service over a way that is not trusted. See ticket/README.md for recipes.
+// Package ticket lets sections travel: a section of a mutex is lent to another process, or
+// continued there, by a ticket. A ticket can be signed, for a way that is not trusted. See
+// ticket/README.md for recipes.
 //
 //	t, err := ticket.Lend(section, lock)          // for Borrow. HandOff, ToResume: for Accept
 //	signed, err := signer.Sign(t, "shipping")     // for the service shipping, and no other

@@ -9,8 +9,8 @@
 //	relock unlock --force NAME      take it from its holder
 //	relock check                    whether the server can keep locks
 //
-// cmd/relock/README.md in the repository describes flags, exit codes and output. The build tag redis leaves
-// out all stores but Redis.
+// README.md beside this file describes flags, exit codes and output. The build tag redis leaves out
+// all stores but Redis.
 package main
 
 import (

@@ -16,7 +16,6 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/leader"
-	"github.com/go-relock/relock/ticket"
 )
 
 // ship is the work of a section.

@@ -1,13 +1,12 @@
 // Package relockvet finds wrong uses of relock when a program is compiled.
 //
-//	go install github.com/go-relock/relock/cmd/relockvet@latest
+//	(cd relock/cmd/relockvet && go install .) # in a clone, as no version is tagged yet
 //	go vet -vettool=$(command -v relockvet) ./...
 //
 // The command works by itself, too. The flag leaves test files out, as tests misuse locks on
 // purpose:
 //
 //	relockvet -test=false ./...
-//	go run github.com/go-relock/relock/cmd/relockvet@latest ./...
 //
 // [Analyzer] is for drivers of golang.org/x/tools/go/analysis.
 //
