@@ -366,7 +366,7 @@ func abandonAll(calls []*acquiring) {
 func (j *joint) several() store.Several {
 	c := j.locks.locks[0].client
 	for _, lock := range j.locks.locks {
-		if lock.client != c || lock.ask.Kind != store.Mutex || lock.settings.maxPasses > 0 {
+		if lock.client != c || lock.ask.Kind != store.Mutex {
 			return nil
 		}
 	}

@@ -151,6 +151,9 @@ func (t *table) close(c *Client) (todo []func()) {
 	t.mu.Unlock()
 	todo = append(todo, c.reportLeaks, c.hearAsks)
 	t.each(func(h *hold) {
+		if h.state == over { // and has passed its lease on
+			return
+		}
 		t.foundLocked(h)
 		for _, cancel := range h.cancelsLocked() {
 			todo = append(todo, func() { cancel(ErrClosed) })

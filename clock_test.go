@@ -165,7 +165,7 @@ func TestALeaseThatIsOverWhenItComesIsNotEntered(t *testing.T) {
 
 func TestALeaseIsNotPassedOnWhenItIsOverByTheWallClock(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient(relock.WithLocalPass(100, time.Hour))
+		m := w.NewPassing()
 		wall := relock.SetWallClock(m.Client)
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)

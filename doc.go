@@ -56,9 +56,12 @@
 //   - Waiters are granted the lock in the order in which they joined its queue, by the server's
 //     clock. Nobody overtakes them, not even TryLock of a lock that has just become free. A waiter
 //     whose connection is interrupted when its turn comes is passed over, and has its old place
-//     again when the connection is back. [WithLocalPass] gives the order up for a bounded time.
+//     again when the connection is back.
 //   - Waiting does not poll. An Unlock grants the lock to the first waiter in the same script, and
-//     one message tells the waiter. A waiter asks by itself only when the lease of the owner should
+//     one message tells the waiter. If up to 63 waiters of the same client, with the same TTL and
+//     [WithLockDelay], stand directly behind it, the message names them too: each Unlock then hands
+//     the lock to the next of them inside the process, in the order of the queue, and the last one
+//     gives it back to the store, which sees one hold throughout. A waiter asks by itself only when the lease of the owner should
 //     be over, or when its connection was made anew.
 //   - The store frees, keeps or refuses a lock by the hold alone. A count that a lost reply has
 //     made wrong is right again with the next entry, exit or renewal.

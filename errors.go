@@ -95,9 +95,8 @@ type LockedError struct {
 	// the call is nested, and did not get the context of the section around it: then it waits for
 	// itself.
 	Local bool
-	// TTL is the rest of the holder's lease as of the store's last answer (with [WithLocalPass] and
-	// a holder of this client, as this process reckons); negative: no lease is set. The lease may
-	// be renewed.
+	// TTL is the rest of the holder's lease as of the store's last answer; negative: no lease is
+	// set. The lease may be renewed.
 	TTL time.Duration
 	// Err is the end of the caller's context, which ended the wait, or [ErrQueueFull]. Err is nil
 	// if the call did not wait, or the wait of [Lock.TryLockFor] was over. If the store could not

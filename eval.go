@@ -62,12 +62,12 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 }
 
 // eval runs a script. A script that may run yet finds the ID of the hold, so the next hold must not
-// get that ID, see passesToLocked.
+// get that ID, see mayPassLocked.
 func (h *hold) eval(ctx context.Context, s store.Scripts, run store.Script) (any, error) {
 	t := &h.client.table
 	t.mu.Lock()
 	lease, isHeld := h.lease, h.state == held
-	h.turn.scripts++
+	h.passing.scripts++
 	t.mu.Unlock()
 	if !isHeld { // since Eval has looked
 		return nil, store.ErrGone
@@ -77,7 +77,7 @@ func (h *hold) eval(ctx context.Context, s store.Scripts, run store.Script) (any
 	reply, err := s.Eval(bound, lease, run)
 	if !errors.Is(err, store.ErrUnsure) {
 		t.mu.Lock()
-		h.turn.scripts--
+		h.passing.scripts--
 		t.mu.Unlock()
 	}
 	return reply, err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -466,31 +465,6 @@ func ExampleLock_Unlock_lost() {
 	}
 	// Output:
 	// orders:42 expired
-}
-
-// Many goroutines of a process want one lock. Each has it alone; Redis is asked a few times for all
-// of them.
-func ExampleWithLocalPass() {
-	client, stop := connect(relock.WithLocalPass(0, 0)) // 1,000 times and for 10 ms at most, while others wait
-	defer stop()
-	stock := 500
-	lock := client.NewLock("stock:42")
-
-	var buyers sync.WaitGroup
-	for range 500 {
-		buyers.Go(func() {
-			err := lock.Do(context.Background(), func(context.Context) error {
-				stock--
-				return nil
-			})
-			if err != nil {
-				fmt.Println(err)
-			}
-		})
-	}
-	buyers.Wait()
-	fmt.Println("left:", stock)
-	// Output: left: 0
 }
 
 // A Java service has taken this lock with redisson.getLock("orders:42").lock().

@@ -25,7 +25,7 @@ type hold struct {
 	closed     bool  // the end was reported to Hooks.Closed
 	generation int32 // of the table, when the hold began
 
-	lease   store.Lease // as the store has given it, or as a section of this process has passed it on
+	lease   store.Lease // as the store has given it, or as another hold has passed it on, with that ID
 	since   time.Time   // when the first entry was entered
 	end     error       // the reason for the end of an entered hold: ErrReleased, ErrHandedOff, ErrClosed or a *LostError
 	token   int64       // the first drawn token, of a reader since its last upgrade; 0: none
@@ -36,6 +36,7 @@ type hold struct {
 	leaks   []*entry    // to be reported when the hold is looked at next
 	renewal renewal
 	turn    turn
+	passing passing
 	traces  []func(event.TraceEnded) // to call at the end of the hold
 }
 
@@ -70,7 +71,7 @@ type table struct {
 
 	mu     sync.Mutex
 	closed bool
-	holds  map[string]*hold   // that are held or leaving, by numberOf
+	holds  map[string]*hold   // that are held, leaving, or have just passed their lease on, by numberOf
 	leases timers.Heap[*hold] // of the same holds, by the time when the watchdog looks at them next
 	lines  map[string]*line   // by the store's name of the lock
 	leaks  []*entry           // to be reported now
@@ -90,21 +91,31 @@ func wallClock(at time.Time) time.Time { return at.Round(0) }
 // at returns a time as the heap counts.
 func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
 
-// addLocked notes a hold that begins.
+// addLocked notes a hold that begins, in place of the hold that has passed its lease on, if one has.
 func (t *table) addLocked(h *hold) {
+	number := numberOf(h.lease.ID)
+	if before := t.holds[number]; before != nil {
+		h.renewal.soon = before.renewal.soon
+		t.dropLocked(number)
+	}
 	h.generation = t.generation
-	t.holds[numberOf(h.lease.ID)] = h
+	t.holds[number] = h
 }
 
-// removeLocked forgets a hold that has ended.
+// removeLocked forgets a hold that has ended. A hold that has passed its lease on stays until the
+// next hold begins, and notes meanwhile that the lease is in doubt.
 func (t *table) removeLocked(h *hold) {
-	if number := numberOf(h.lease.ID); t.holds[number] == h {
-		delete(t.holds, number)
-		if h.generation != t.generation {
-			t.survivors--
-		}
+	if number := numberOf(h.lease.ID); t.holds[number] == h && !h.passing.done {
+		t.dropLocked(number)
 	}
 	t.leases.Remove(&h.renewal.item)
+}
+
+func (t *table) dropLocked(number string) {
+	if t.holds[number].generation != t.generation {
+		t.survivors--
+	}
+	delete(t.holds, number)
 }
 
 // nextGenerationLocked counts from now on the holds that have begun so far, as survivors.

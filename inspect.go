@@ -193,8 +193,8 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 
 // State is the state of a lock in the store.
 type State struct {
-	// Holder has the lock; zero: nobody. With [WithLocalPass] other processes see the first holder
-	// of its process. With [WithRedissonLayout] they see the field in Redis: a thread of Java, or
+	// Holder has the lock; zero: nobody. Where Unlock has handed the lock on inside a process, other
+	// processes see the first holder there, which the store knows. With [WithRedissonLayout] they see the field in Redis: a thread of Java, or
 	// <client id>:<n> of Go, where the hold is number n. That is the holder, but of a hold that began
 	// inside another section, or had to ask twice.
 	Holder Holder
@@ -204,8 +204,9 @@ type State struct {
 	Count int
 	TTL   time.Duration // of the lease; negative for a holder without a lease, which relock never makes
 	Token int64         // the last drawn fencing token, 0 if none is known
-	// Waiters is the number of queued waiters, including waiters of dead processes until their
-	// turn. With [WithLocalPass] a client counts once. With [WithRedissonLayout] Waiters is 0.
+	// Waiters is the number of queued waiters, including waiters of dead processes until their turn,
+	// and those that the present holder's process has handed the lock to since the store gave it. With
+	// [WithRedissonLayout] Waiters is 0.
 	Waiters int
 	Mode    event.Mode // of Holder
 	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose

@@ -42,10 +42,10 @@ type RWLock struct {
 // forWriting lets RWLock embed Lock: a field called Lock would hide the method Lock.
 type forWriting = Lock
 
-// NewRWLock returns the read-write lock called name. Names and options are as for [Client.NewLock];
-// [WithLocalPass] has no effect. A name is one kind of lock: while a mutex or a semaphore of this
-// name is in use, calls return [ErrKind]. A store without read-write locks, such as one
-// [WithRedissonLayout], is [ErrInvalid] ([errors.ErrUnsupported]).
+// NewRWLock returns the read-write lock called name. Names and options are as for [Client.NewLock].
+// A name is one kind of lock: while a mutex or a semaphore of this name is in use, calls return
+// [ErrKind]. A store without read-write locks, such as one [WithRedissonLayout], is [ErrInvalid]
+// ([errors.ErrUnsupported]).
 func (c *Client) NewRWLock(name string, options ...Option) *RWLock {
 	ask := store.Ask{Name: name, Kind: store.ReadWrite, Limit: 1}
 	write := c.newLock(ask, options)

@@ -25,7 +25,7 @@ type tickets Lock
 func (s *tickets) Lend(ctx context.Context) (inside.Ticket, error) {
 	return (*Lock)(s).issue(ctx, "lend", inside.Loan, func(h *hold) error {
 		h.lease.Lent = true
-		h.turn.passes = h.maxPasses // the next hold must not have the ID of the ticket
+		h.passing.named = true
 		return nil
 	})
 }
@@ -50,7 +50,7 @@ func (s *tickets) HandOff(ctx context.Context) (inside.Ticket, error) {
 // ToResume implements [inside.Tickets].
 func (s *tickets) ToResume(ctx context.Context) (inside.Ticket, error) {
 	return (*Lock)(s).issue(ctx, "make a ticket for", inside.Resume, func(h *hold) error {
-		h.turn.passes = h.maxPasses // as in Lend
+		h.passing.named = true
 		return nil
 	})
 }

@@ -73,8 +73,7 @@ func (l *Lock) check(ctx context.Context) error {
 }
 
 // Lock waits until the caller has the lock, and enters it. Waiters are served first come, first
-// served, across processes (with [WithRedissonLayout] in no promised order; with [WithLocalPass]
-// the calls of one client, for a while, before others).
+// served, across processes (with [WithRedissonLayout] in no promised order).
 //
 // If ctx is inside an open section of this very lock (a context of Lock, a child of such a context,
 // or a context of [WithSection]), the call enters again, one level deeper. All other calls exclude
@@ -112,8 +111,7 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // TryLock returns a [*LockedError] at once. TryLock does not queue, and does not overtake queued
 // waiters: a free lock goes to the queue first. A waiter that has just given up counts as queued
 // for as long as a message takes. (With [WithRedissonLayout] a free lock goes to the first caller
-// to ask. With [WithLocalPass] calls in the line of a client are not in the queue.) All else is as
-// for [Lock.Lock].
+// to ask.) All else is as for [Lock.Lock].
 //
 // A store that gives no answer is [ErrUnavailable] after 2 s (2.1 at most), and the time of
 // [WithReplicaAcks] and [WithAOFAcks]. With Redis each of three attempts takes at most a third of
@@ -220,6 +218,7 @@ func (a *acquiring) abandon(unsure bool) {
 	h, c := a.hold, a.lock.client
 	c.table.mu.Lock()
 	c.table.stepDownLocked(h)
+	c.table.unpassLocked(h)
 	ask := h.lease.Ask
 	c.table.mu.Unlock()
 	if unsure {
@@ -313,15 +312,11 @@ func (a *acquiring) enterFirst(around *entry) error {
 	return a.enter(ctx, h, lease, a.unanswered(ctx, err))
 }
 
-// takeTurn waits in the line of h, and asks the store unless h gets a lease there.
+// takeTurn waits in the line of h, if the store wants one, and asks the store.
 func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) {
-	if c := a.lock.client; a.wait != 0 && h.around == nil && (c.races || h.maxPasses > 0) {
-		passed, err := c.table.waitTurn(ctx, h, a.progress)
-		if a.event.Queued && h.maxPasses > 0 {
-			a.event.Wake = event.WakePass
-		}
-		if err != nil || passed {
-			return h.lease, err
+	if c := a.lock.client; a.wait != 0 && h.around == nil && c.races {
+		if err := c.table.waitTurn(ctx, h, a.progress); err != nil {
+			return store.Lease{}, err
 		}
 	}
 	return a.sendAsk(ctx, h, h.lease.Ask)
@@ -331,6 +326,7 @@ func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) 
 // over, a call that waits gets a whole lease again.
 func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err error) error {
 	for err == nil {
+		h.lease.Ask = lease.Ask // perhaps that of the hold that has passed the lease on
 		if !h.isEnough(lease) {
 			lease, err = a.whole(ctx, h, lease)
 		}
@@ -432,15 +428,13 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	}
 	defer t.mu.Unlock()
 	h.lease, h.token, h.since, h.state = lease, lease.Token, now, held
-	if h.turn.passes == 0 {
-		h.turn.began = now
-	}
-	if c.races {
-		t.stepDownLocked(h)
-	}
+	t.stepDownLocked(h)
 	t.enterLocked(e, section)
 	t.addLocked(h)
 	t.scheduleLocked(h, now)
+	if h.renewal.soon { // as the lease came into doubt while it was passed on
+		t.renewSoonLocked(h)
+	}
 	c.watchdog.watchLocked()
 	a.section, a.event.Depth = section, 1
 	if a.event.Queued { // without a wake: the grant came too late, and the call has asked again
@@ -454,10 +448,11 @@ func (l *Lock) opError(op string, holder Holder, err error) error {
 }
 
 // Unlock leaves the nearest entry of this lock around ctx. The lock is free, and is granted to the
-// next waiter, when all entries of its hold are left, in any order. (With [WithLocalPass] the lock
-// may be passed on to the next call of this client instead.) ctx is the context that Lock returned,
-// or a context derived from it. ctx may be done already: Unlock has a time limit of its own (10 s,
-// or the end of the lease if that is sooner).
+// next waiter, when all entries of its hold are left, in any order. Where calls of this client stand
+// directly behind each other in the queue, the store may have granted them the lock together: then
+// Unlock hands it to the next of them, and asks nobody. ctx is the context that Lock returned, or a
+// context derived from it. ctx may be done already: Unlock has a time limit of its own (10 s, or the
+// end of the lease if that is sooner).
 //
 // In every case but [ErrInvalid] the entry is left, and its context has ended. Errors:
 //   - [ErrNotHeld]: ctx is inside no entry of this lock (which is also logged), or the entry was
@@ -508,7 +503,7 @@ func (l *Lock) unlocked(e *entry, err error) error {
 type exit uint8
 
 const (
-	exitHere  exit = iota // nothing: the lock was passed on
+	exitHere  exit = iota // nothing
 	exitInner             // the count
 	exitLast              // the lock is to be freed
 )
@@ -532,10 +527,6 @@ func (h *hold) exit(e *entry) (exit, error) {
 	if h.count > 0 {
 		return exitInner, nil
 	}
-	if t.passLocked(h, now) {
-		t.releaseLocked(h, ErrReleased, nil)
-		return exitHere, nil
-	}
 	h.state = leaving
 	t.leases.Set(&h.renewal.item, timers.Never)
 	return exitLast, nil
@@ -550,6 +541,10 @@ func (h *hold) leave(ctx context.Context, rest exit) (err error) {
 		defer limited.Stop()
 		answer := errAborted
 		defer func() { err = h.freed(answer) }()
+		if h.pass() {
+			answer = nil
+			return nil
+		}
 		answer = h.client.store.Release(limited, h.lease)
 		return nil
 	default:
@@ -574,7 +569,7 @@ func (h *hold) freed(err error) error {
 	}
 	t.releaseLocked(h, ErrReleased, err)
 	t.mu.Unlock()
-	if err != nil || again || h.lease.Unsure {
+	if err != nil || again || h.lease.Unsure && !h.passing.done {
 		c.cleanup.add(h, h.lease.Ask, h.longest())
 	}
 	if err != nil {
@@ -636,11 +631,6 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 			l.err = err
 			return l
 		}
-		l.settings = &s
-	}
-	if ask.Kind != store.Mutex && l.settings.maxPasses > 0 { // a line lets in one at a time
-		s := *l.settings
-		s.maxPasses = 0
 		l.settings = &s
 	}
 	if l.settings.maxWaiters > 0 && c.races {

@@ -143,10 +143,3 @@ func TestLocksOfARacingStoreKeepThePromises(t *testing.T) {
 	h.Without[locktest.FIFO] = "one waiter of each client asks, and the next one asks behind all others"
 	h.Run(t)
 }
-
-func TestLocksOfClientsThatPassThemOnKeepThePromises(t *testing.T) {
-	h := overMemory(func(s *mem.Store) store.Store { return s }, relock.WithLocalPass(0, 0))
-	h.Without[locktest.FIFO] = "the calls of one client come before others, for a while"
-	h.Without[locktest.Names] = "the store knows the hold that has got the lock from it"
-	h.Run(t)
-}

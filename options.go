@@ -1,7 +1,6 @@
 package relock
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -59,9 +58,7 @@ type settings struct {
 	maxWaiters   int           // 0: no limit
 	acks         store.Acks
 	localReentry bool
-	maxPasses    int           // 0: no local pass
-	passLimit    time.Duration // from when the store gave the lock to this process
-	logger       *slog.Logger  // nil: log nothing
+	logger       *slog.Logger // nil: log nothing
 	hooks        event.Hooks
 	traces       []func(event.AcquireStarted) (context.Context, event.TraceFinished) // of the hooks
 
@@ -104,11 +101,6 @@ func (s settings) with(options []Option, allowed ...scope) (settings, error) {
 		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", r.Prefix)
 	case r.Redisson && r.Delay > 0:
 		s.err = invalid("WithRestartDelay with WithRedissonLayout: it is for this package's own layout only")
-	case s.maxPasses > 0 && s.fixed:
-		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold; "+
-			"use WithTTL in place of it", s.maxPasses, s.passLimit, s.ttl)
-	case s.maxPasses > 0 && r.Redisson:
-		s.err = invalid("WithLocalPass with WithRedissonLayout: it is for this package's own layout only")
 	}
 	return s, s.err
 }
@@ -164,11 +156,11 @@ func WithTTL(ttl time.Duration) Option {
 
 // WithFixedLease makes the hold end after d, unless [Lock.Extend] extends the lease: no watchdog
 // renews the lease, and neither does re-entry. The limits of [WithTTL] apply to d. WithFixedLease
-// takes back an earlier WithTTL and [WithLocalPass], and excludes [WithMaxHold].
+// takes back an earlier WithTTL, and excludes [WithMaxHold].
 func WithFixedLease(d time.Duration) Option {
 	return Option{"WithFixedLease", ofLock, func(s *settings) {
 		s.check(checkLease("WithFixedLease", d))
-		s.ttl, s.fixed, s.fixedHere, s.maxPasses = d, true, true, 0
+		s.ttl, s.fixed, s.fixedHere = d, true, true
 	}}
 }
 
@@ -223,9 +215,9 @@ func WithLockDelay(d time.Duration) Option {
 // [ErrQueueFull], which matches [ErrLocked], in place of a wait that is long. A call learns its
 // place by joining the queue, and leaves the queue again when refused; a call that does not want to
 // wait at all is [Lock.TryLock]. For a service with more work than it can do, a quick refusal is
-// better than a queue. With [WithLocalPass] a call counts the calls before it in the line of its
-// client, and then the waiters before it in the store's queue. Waiters whose processes have died
-// count until their turn. A candidate of package leader ends with a refusal.
+// better than a queue. Waiters whose processes have died count until their turn. The sections of a
+// lock with a limit are not handed on inside the process, so that the queue has nobody who was
+// served. A candidate of package leader ends with a refusal.
 //
 // n is at least 1; 0, the default, is no limit. A store whose waiters race, such as
 // [WithRedissonLayout], has no queue to count, so the locks of such a client are [ErrInvalid].
@@ -275,7 +267,7 @@ func WithHooks(h event.Hooks) Option {
 // the deadline is as before. Nested entries and exits do not move the deadline.
 //
 // WithReplicaAcks costs one replication round trip for each new hold, and one for each batch of
-// renewals; entries, exits and local passes cost none. A replica that has confirmed knows the lock
+// renewals; entries and exits cost none. A replica that has confirmed knows the lock
 // until the deadline at least. The usual gap of a failover, a promoted replica without the lock,
 // remains only for a replica that was not among the n.
 //
@@ -318,61 +310,6 @@ func withAcks(option string, least int, a store.Acks) Option {
 // deadline of the lease, before the end of the lease in Redis, and does not ask Redis.
 func WithLocalReentry() Option {
 	return Option{"WithLocalReentry", ofLock, func(s *settings) { s.localReentry = true }}
-}
-
-// The bounds of WithLocalPass.
-const (
-	DefaultPasses    = 1000
-	DefaultPassLimit = 10 * time.Millisecond
-	// MaxPasses is the largest number of passes.
-	MaxPasses = 10_000
-)
-
-// WithLocalPass lets a section pass the lock at its end to the next waiting call of this Client,
-// without asking Redis. A local pass is many times faster if many goroutines of a process want one
-// lock. Local passes are off by default, as they give up order: waiters of other processes are
-// overtaken, for a bounded time. (The algorithm is that of lock cohorting, by Dice, Marathe and
-// Shavit, 2012.)
-//
-// A call without other calls of its process in the line takes the lock from Redis as ever. At its
-// end a section passes the lock on to the first call in the line, or gives the lock back to Redis
-// if the line is empty. A lock is passed on at most passes times, and not any more when limit has
-// gone by since Redis gave the lock; the section running at that time is the last one. After the
-// last section the first in Redis's queue has the lock, and this process asks again, behind the
-// queue. Until this process has asked, a TryLock, or a new Lock, may be in before the calls in the
-// line. Within the line the order is the order of arrival.
-//
-// passes is from 1 to [MaxPasses]; 0 is [DefaultPasses]. limit is whole milliseconds from 1 ms to
-// [MaxTTL]; 0 is [DefaultPassLimit]. Anything else is [ErrInvalid], as are [WithRedissonLayout] and
-// an earlier [WithFixedLease]. A later WithFixedLease takes WithLocalPass back, and nothing else
-// does.
-//
-// The rules of passes:
-//   - A lock is passed on only between calls through one Client with this option, the same TTL,
-//     [WithLockDelay] and [WithReplicaAcks]; between all other calls the lock goes through the
-//     store.
-//   - The store sees one hold throughout: [Lock.State] and [LockedError] name the holder that got
-//     the lock from the store. Each hold draws tokens of its own, and tokens grow as ever.
-//   - [State.Waiters] does not count the line: a client in the queue counts once, and the client
-//     with the lock does not count.
-//   - The replicas of [WithReplicaAcks] are asked when the store gives the lock to the process, not
-//     for each pass; [WithMaxHold] counts anew from each pass.
-//   - If the lock is lost, or the leading call gives up, the next call in the line asks the store.
-//     A dead process costs the waiters one TTL at most, as ever.
-//   - A store that draws a token with each hold gets its lock back, and nothing is passed on.
-//   - An Unlock that passes the lock on does not notice if somebody has taken the lock away in the
-//     store. The next section learns of the loss at once, or at its next renewal.
-func WithLocalPass(passes int, limit time.Duration) Option {
-	return Option{"WithLocalPass", ofLock, func(s *settings) {
-		switch {
-		case passes < 0 || passes > MaxPasses:
-			s.check(invalid("WithLocalPass(%d, %s): passes must be 0 (%d), or from 1 to %d", passes, limit, DefaultPasses, MaxPasses))
-		case limit < 0 || limit > MaxTTL || limit%time.Millisecond != 0:
-			s.check(invalid("WithLocalPass(%d, %s): the limit must be 0 (%s), or whole milliseconds from 1ms to %s",
-				passes, limit, DefaultPassLimit, MaxTTL))
-		}
-		s.maxPasses, s.passLimit = cmp.Or(passes, DefaultPasses), cmp.Or(limit, DefaultPassLimit)
-	}}
 }
 
 // WithOwner puts a name in front of the client's ID, such as "orders@pod-7" or "10.0.0.7:8080", so

@@ -337,11 +337,9 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 		case h.state == held:
 			e.Lost++
 			lost = append(lost, t.loseLocked(h, event.LossTaken))
-		default: // the hold was unlocked, or passed on, during the renewal
+		default: // the hold was unlocked during the renewal, and another one may have been passed the lease
 			e.Locks--
-			if h.maxPasses > 0 {
-				c.doubtLocked(r.renewals[i].Lease.ID)
-			}
+			c.doubtLocked(r.renewals[i].Lease.ID)
 		}
 	}
 	d.nudgeLocked()
@@ -492,12 +490,13 @@ func (t *table) dueLocked(h *hold, now time.Time) time.Duration {
 	return min(end, end-h.lease.Until().Sub(h.lease.Sent)+h.intervalLocked())
 }
 
-// renewSoonLocked makes the watchdog ask the store about h at once.
+// renewSoonLocked makes the watchdog ask the store about h at once, or about the hold that h passes
+// its lease on to.
 func (t *table) renewSoonLocked(h *hold) {
+	h.renewal.soon = true
 	if h.state != held {
 		return
 	}
-	h.renewal.soon = true
 	t.leases.Set(&h.renewal.item, t.at(time.Now()))
 	h.client.watchdog.nudgeLocked()
 }

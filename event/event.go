@@ -43,9 +43,7 @@ const (
 	// WakeReleased is for WithRedissonLayout: a message reported a free lock, and this call asked
 	// first.
 	WakeReleased Wake = "released"
-	// WakePass is for a call that waited in the line of its client: the section before passed the
-	// lock on inside the process (see WithLocalPass), or the call became the head of the line
-	// and asked Redis.
+	// WakePass is for a call to which the section before has handed the lock inside the process.
 	WakePass Wake = "pass"
 )
 
@@ -107,8 +105,7 @@ type Queued struct {
 	Holder Holder
 	Owner  Holder // has the lock; zero if the store has not named it
 	// Position is the number of earlier waiters. With WithRedissonLayout, Position counts waiters
-	// of the same client. With WithLocalPass, Position counts waiters in the same line, or in
-	// Redis's queue if the call found no line.
+	// of the same client.
 	Position int
 }
 

@@ -30,8 +30,8 @@ type Hooks struct {
 	AcquireStarted func(AcquireStarted)
 	// AcquireFinished is called when Lock, TryLock or TryLockFor returns, whatever the outcome.
 	AcquireFinished func(AcquireFinished)
-	// Queued is called when a waiter has joined the queue of the lock, or, with WithLocalPass,
-	// the line of its client; with WithRedissonLayout, when the waiter begins to wait.
+	// Queued is called when a waiter has joined the queue of the lock; with WithRedissonLayout, when
+	// the waiter begins to wait.
 	Queued func(Queued)
 	// Released is called when the last entry of a hold was left with Unlock.
 	Released func(Released)

@@ -25,8 +25,8 @@ var clientTests = []test{
 }
 
 var optionalTests = []test{
-	{name: "WithLocalPass excludes and serves everybody", run: passMany, needs: LocalPass},
-	{name: "WithLocalPass serves its line in order", run: passOrder, needs: LocalPass},
+	{name: "Many calls of one client exclude each other", run: passMany},
+	{name: "The calls of one client are served in order", run: passOrder, needs: FIFO},
 	{name: "WithReplicaAcks asks the replicas", run: acksAsked, needs: Acks, short: true},
 	{name: "Promises that are not made are refused", run: lacksRefused, short: true},
 }
@@ -235,10 +235,10 @@ func invalidTold(b *bench) {
 }
 
 func passMany(b *bench) {
-	const goroutines, rounds = 6, 20 // of each process
+	const goroutines, rounds = 9, 20 // of each process
 	var guarded room
 	var wg sync.WaitGroup
-	passing := []*relock.Client{b.client(relock.WithLocalPass(5, 0)), b.client(relock.WithLocalPass(0, 0)), b.one}
+	passing := []*relock.Client{b.one, b.other}
 	errs := make([]error, len(passing)*goroutines)
 	for i := range errs {
 		l := b.lock(passing[i%len(passing)], "a")
@@ -257,7 +257,7 @@ func passMany(b *bench) {
 }
 
 func passOrder(b *bench) {
-	l := b.lock(b.client(relock.WithLocalPass(0, relock.MaxTTL)), "a")
+	l := b.lock(b.one, "a")
 	section := b.enter(b.ctx, l)
 	var line []*call
 	for range 5 {
@@ -302,9 +302,6 @@ func lacksRefused(b *bench) {
 		for _, name := range []string{"a:b", "A"} {
 			b.requireKinds(b.one.NewLock(name).Err(), relock.ErrInvalid)
 		}
-	}
-	if !b.promises(LocalPass) {
-		b.requireKinds(b.one.NewLock("a", relock.WithLocalPass(0, 0)).Err(), relock.ErrInvalid)
 	}
 	if !b.promises(Acks) {
 		b.requireKinds(b.one.NewLock("a", relock.WithReplicaAcks(1, time.Second)).Err(), relock.ErrInvalid, errors.ErrUnsupported)

@@ -37,8 +37,6 @@ var kindTests = []test{
 	{name: "Every verb of another kind of lock is refused", run: oneKind, needs: Kinds},
 	{name: "Readers outlive their TTL", run: readersRenewed, needs: Kinds},
 	{name: "WithMaxHold ends a reader alone", run: readerMaxHold, needs: Kinds},
-	{name: "WithLocalPass has no effect on readers", run: readersPass, needs: Kinds, also: LocalPass},
-	{name: "WithLocalPass has no effect on permits", run: permitsPass, needs: Semaphores, also: LocalPass},
 	{name: "Close ends readers", run: readersClose, needs: Kinds},
 	{name: "Close ends permits", run: permitsClose, needs: Semaphores},
 	{name: "Wrong permits and RWLocks are told", run: kindsInvalid},
@@ -262,38 +260,6 @@ func readerMaxHold(b *bench) {
 	require.Equal(b.t, cause, limited.Unlock(brief))
 	b.unlock(l, beside)
 	b.unlock(there, b.get(c))
-}
-
-func readersPass(b *bench) {
-	passing := b.client(relock.WithLocalPass(0, relock.MaxTTL))
-	rw, there := b.rwLock(passing, "a"), b.rwLock(b.other, "a")
-	first, second := b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, rw.RLocker())
-	b.requireHolders(there, first, second)
-	theirs := b.wait(b.ctx, there.Lock)
-	ours := b.wait(b.ctx, rw.Lock)
-	b.unlock(rw, first, second)
-	if b.promises(FIFO) {
-		b.unlock(there, b.get(theirs))
-		b.unlock(rw, b.get(ours))
-	} else {
-		select {
-		case <-theirs.done:
-			b.unlock(there, b.get(theirs))
-			b.unlock(rw, b.get(ours))
-		case <-ours.done:
-			b.unlock(rw, b.get(ours))
-			b.unlock(there, b.get(theirs))
-		}
-	}
-}
-
-func permitsPass(b *bench) {
-	l := b.semaphore(b.client(relock.WithLocalPass(0, relock.MaxTTL)), "b", 2, relock.WithLocalPass(0, 0))
-	first, second := b.enter(b.ctx, l), b.enter(b.ctx, l)
-	b.requireBusy(l)
-	c := b.wait(b.ctx, l.Lock)
-	b.unlock(l, second)
-	b.unlock(l, b.get(c), first)
 }
 
 func readersClose(b *bench) {

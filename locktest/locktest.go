@@ -36,7 +36,6 @@ const (
 	AnyName   Promise = "AnyName"   // names with colons and capitals; without the promise, NewLock refuses them
 	Rest      Promise = "Rest"      // State tells the rest of a lease; without the promise, the whole lease
 	Tokens    Promise = "Tokens"    // Token draws; without the promise it is errors.ErrUnsupported
-	LocalPass Promise = "LocalPass" // WithLocalPass; without the promise, NewLock refuses it
 	Acks      Promise = "Acks"      // WithReplicaAcks; without the promise, NewLock refuses it
 	Watch     Promise = "Watch"     // a ForceUnlock ends the section at once
 	Kinds     Promise = "Kinds"     // read-write locks and semaphores; without the promise, NewRWLock and NewSemaphore refuse them

@@ -80,6 +80,27 @@ local function raise(untold)
   end
 end
 
+-- Returns the message of a grant: the hold, and behind "+" on a second line the holds of the same
+-- client that stand first in the queue now, with the same lease, at most 63. The client may pass the
+-- lease on to them in this order. Their places stay until they are served, so a client that does not
+-- know of the second line loses nothing. One place is looked at first, as many queues go on with
+-- another client. A user who may not call ZRANGE gets the first line.
+local function message(queue, waiting, hold, client, ttl)
+  local behind, last = {}, -1
+  while waiting > 0 and #behind == last + 1 and last < 62 do
+    local first = last + 1
+    last = first == 0 and 0 or 62
+    for _, place in ipairs(redis.pcall('ZRANGE', queue, first, last)) do
+      local other, of, lease = string.match(place, '^((.+):%d+:%d+)|(%d+)$')
+      if of ~= client or lease ~= ttl then
+        break
+      end
+      behind[#behind + 1] = other
+    end
+  end
+  return #behind > 0 and hold .. '\n+' .. table.concat(behind, ' ') or hold
+end
+
 -- Gives the lock to the first waiter with a subscriber, and returns that hold. A waiter without a
 -- subscriber is skipped: its client is dead, or asks again with its old arrival once it listens.
 -- One call skips at most 100 waiters, as Redis serves nobody else meanwhile; the second result says
@@ -90,22 +111,23 @@ end
 -- While a slot migrates, Redis refuses keys that do not exist any more. So base keeps a field until
 -- no hold is left, and nothing touches the queue after its last member.
 local function grant(base, queue, publish, waiting, old, caller)
-  for _ = 1, math.min(waiting, 100) do
+  for n = 1, math.min(waiting, 100) do
     local member = call('ZPOPMIN', queue)[1] -- needs no memory, see set
     local hold, client, ttl = string.match(member, '^((.+):%d+:%d+)|(%d+)$')
     local command = hold and hold ~= old and hold ~= caller and reach(publish, base .. ':' .. client)
     if command or hold and hold == caller then
       enter(base, hold, ttl, old)
-      return hold, false, command and tell(command, base .. ':' .. client, hold)
+      return hold, false, command and tell(command, base .. ':' .. client, message(queue, waiting - n, hold, client, ttl))
     end
   end
   return nil, waiting > 100
 end
 
 -- Frees the lock of a hold, or grants the lock to the first waiter. Returns 1 freed, 0 the hold is
--- gone, 3 call again: only dead waiters so far, and the hold still has the lock.
-local function release(base, queue, publish, hold)
-  local waiting = call('ZCARD', queue)
+-- gone, 3 call again: only dead waiters so far, and the hold still has the lock. waiting is the
+-- length of the queue, if it is known.
+local function release(base, queue, publish, hold, waiting)
+  waiting = waiting or call('ZCARD', queue)
   if waiting == 0 or call('HEXISTS', base, hold) == 0 then
     return call('HDEL', base, hold) -- a write, as a replica that is behind must say READONLY
   end

@@ -133,6 +133,7 @@ const (
 	WakeGrant    Wake = "grant"    // a message reported that the store has given the lock to this hold
 	WakeRecheck  Wake = "recheck"  // asked again, because a lease should have ended or a connection was new
 	WakeReleased Wake = "released" // a message reported a free lock, and this hold asked first
+	WakePass     Wake = "pass"     // another hold of the client has passed its lease on, see [Passing]
 )
 
 // Lease is the right of a hold to its lock for a time, given by a store. A Lease is a value: a
@@ -149,6 +150,15 @@ type Lease struct {
 	// Unsure marks an ask of which an earlier command may run yet. The ask goes to cleanup after
 	// the end of the hold.
 	Unsure bool
+	// Run has the waits that a [Passing] store can pass the lease on to; nil: none.
+	Run *Run
+}
+
+// Run is a part of a queue that shares a grant. Only its store looks inside.
+type Run struct {
+	Behind []ID          // the waits that may have the lease next, in order
+	Passed []ID          // the holds that have had it since the grant, the present one too
+	Kept   time.Duration // the [Ask.Kept] of each wait
 }
 
 // Until returns the deadline of the lease: from the deadline on another hold may have the lock. The
@@ -274,6 +284,17 @@ type Store interface {
 type Racing interface {
 	Store
 	Races() bool
+}
+
+// Passing is a store whose grant may serve several waits of one client: those that stand directly
+// behind each other in the queue, and want the same lease.
+type Passing interface {
+	Store
+	// Pass hands a lease on to the next wait of its Run, in place of a Release, and talks to nobody.
+	// That Wait returns the lease with the ID of l: for the server it is one hold, which the last
+	// one of the Run releases. false: no wait can have the lease, and the caller goes on to have it.
+	// Pass does not block. Nobody uses l after a Pass that is true.
+	Pass(l Lease) bool
 }
 
 // Watcher is a store that can report at once that a hold may be gone.

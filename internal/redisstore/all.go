@@ -68,6 +68,9 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 	if len(leases) < 2 {
 		return errs
 	}
+	if slices.ContainsFunc(leases, hasServed) {
+		return slices.Repeat([]error{fmt.Errorf("%w: the end of a run in one step with others", errors.ErrUnsupported)}, len(leases))
+	}
 	if err := s.checkAll(asks); err != nil {
 		return slices.Repeat([]error{err}, len(leases))
 	}

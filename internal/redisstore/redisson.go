@@ -164,11 +164,11 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 		if !listening { // a message from before is lost
 			continue
 		}
-		message, err := w.sleep(ctx, recheck, notes)
+		n, err := w.sleep(ctx, recheck, notes)
 		if err != nil {
 			return store.Lease{}, w.fail(err)
 		}
-		if message {
+		if n.Message {
 			w.woken = store.WakeReleased
 		}
 	}

@@ -20,6 +20,7 @@ type Scripts struct {
 	redisson verbs // acquire and release: Redisson's layout has renew and state of the mutex
 
 	all                                      *wire.Script   // several mutexes
+	served                                   *wire.Script   // release of a mutex behind a run
 	migrating                                wire.Migrating // release of a mutex
 	show, shown                              *wire.Script   // of the wait graph
 	borrow, follow, giveBack, recall, accept *wire.Script
@@ -38,7 +39,7 @@ func LoadScripts(sources fs.FS) *Scripts {
 	s := &Scripts{sources: sources}
 	s.mutex, s.kinds = s.verbs(""), s.verbs("kinds/")
 	s.redisson.acquire, s.redisson.release = s.load("redisson/acquire"), s.load("redisson/release")
-	s.all = s.load("all")
+	s.all, s.served = s.load("all"), s.load("served")
 	s.migrating = wire.Migrating{Second: s.load("queued"), First: s.load("alone")}
 	s.show, s.shown = s.load("deadlock/show"), s.load("deadlock/shown")
 	s.borrow, s.follow, s.accept = s.load("loans/borrow"), s.load("loans/follow"), s.load("loans/accept")

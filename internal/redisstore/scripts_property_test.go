@@ -121,7 +121,7 @@ func TestRandomCommands(t *testing.T) {
 	for _, event := range []string{ // a sequence that never gets anywhere would agree with any model
 		"takes", "takes in one step", "has already", "busy", "joins", "keeps its place", "has its place again", "deaf", "grant by message", "grant by reply",
 		"dead waiter", "frees", "gone", "renews", "forgets a waiter", "forgets an owner", "serves a queue without an owner", "breaks", "draws a token", "lease over",
-		"queue lost", "token lost", "late", "late after the end", "twice", "several in a call",
+		"queue lost", "token lost", "names a run", "takes served places out", "late", "late after the end", "twice", "several in a call",
 	} {
 		require.Positive(t, seen[event], "%q never happened: %v", event, seen)
 	}
@@ -269,6 +269,8 @@ func (s *sequence) command() command {
 		return command{scripts.all, h, []any{h.id, lifetime.Millis(h.ttl)}, func(*modelLock) any { return s.all(h) }}
 	case p < 45:
 		return s.acquiring(h)
+	case p < 50:
+		return s.serving(h)
 	case p < 65:
 		return command{scripts.mutex.release, h, []any{h.id}, func(*modelLock) any { return s.release(h) }}
 	case p < 78:
@@ -289,6 +291,22 @@ func (s *sequence) acquiring(h *modelHold) command {
 		place = strconv.FormatInt(h.arrival, 10)
 	}
 	return command{scripts.mutex.acquire, h, []any{h.id, lifetime.Millis(h.ttl), place}, func(l *modelLock) any { return s.acquire(h, place) }}
+}
+
+// serving releases a lock behind a run of holds with the same lease, of which some are over.
+func (s *sequence) serving(h *modelHold) command {
+	var passed []*modelHold
+	var ids []string
+	for _, other := range s.holds {
+		if other != h && other.client == h.client && other.ttl == h.ttl && s.rng.IntN(2) == 0 {
+			passed, ids = append(passed, other), append(ids, other.id)
+		}
+	}
+	args := []any{h.id, lifetime.Millis(h.ttl), strings.Join(ids, " ")}
+	if len(ids) == 0 {
+		return s.forgetting(h)
+	}
+	return command{scripts.served, h, args, func(*modelLock) any { return s.served(h, passed) }}
 }
 
 func (s *sequence) forgetting(h *modelHold) command {
@@ -510,7 +528,7 @@ func (s *sequence) grant(caller *modelHold) *modelHold {
 			s.saw("grant by reply")
 		case s.listens[h.client]:
 			s.saw("grant by message")
-			s.messages[h.client] = append(s.messages[h.client], h.id)
+			s.messages[h.client] = append(s.messages[h.client], s.message(h))
 		default:
 			s.saw("dead waiter")
 			continue
@@ -519,6 +537,28 @@ func (s *sequence) grant(caller *modelHold) *modelHold {
 		return h
 	}
 	return nil
+}
+
+// message names the hold, and those that may be passed its lease.
+func (s *sequence) message(h *modelHold) string {
+	text, before := h.id, "\n+"
+	for i, other := range s.queue {
+		if i == 63 || other.client != h.client || other.ttl != h.ttl {
+			break
+		}
+		s.saw("names a run")
+		text, before = text+before+other.id, " "
+	}
+	return text
+}
+
+func (s *sequence) served(h *modelHold, passed []*modelHold) any {
+	places := len(s.queue)
+	s.queue = slices.DeleteFunc(s.queue, func(o *modelHold) bool { return slices.Contains(passed, o) })
+	if len(s.queue) < places {
+		s.saw("takes served places out")
+	}
+	return s.release(h)
 }
 
 func (s *sequence) release(h *modelHold) any {

@@ -229,7 +229,8 @@ func message(t *testing.T, ps *redis.PubSub) string {
 	m, err := ps.ReceiveTimeout(t.Context(), limit)
 	require.NoError(t, err)
 	require.IsType(t, &redis.Message{}, m)
-	return m.(*redis.Message).Payload
+	granted, _, _ := strings.Cut(m.(*redis.Message).Payload, "\n+") // and the names of a run
+	return granted
 }
 
 // silent requires that no message is on its way.

@@ -18,8 +18,14 @@ import (
 // their leases are.
 type waited struct {
 	mu    sync.Mutex
-	holds map[store.ID]time.Time // the end of the lease; zero while the hold waits
-	most  int                    // holds before the next look for leases that are over
+	holds map[store.ID]stay
+	most  int // holds before the next look for leases that are over
+}
+
+// stay is what is remembered of a hold.
+type stay struct {
+	end    time.Time // of the lease; zero while the hold waits
+	asleep *sleeper  // nil: the hold does not wait, or asks just now
 }
 
 // begin notes a hold that waits. A client that was closed has left its holds to the ends of their
@@ -28,14 +34,14 @@ func (w *waited) begin(id store.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.holds == nil {
-		w.holds = make(map[store.ID]time.Time)
+		w.holds = make(map[store.ID]stay)
 	}
 	if len(w.holds) >= w.most {
 		now := time.Now()
-		maps.DeleteFunc(w.holds, func(_ store.ID, end time.Time) bool { return !end.IsZero() && now.After(end) })
+		maps.DeleteFunc(w.holds, func(_ store.ID, s stay) bool { return !s.end.IsZero() && now.After(s.end) })
 		w.most = 2*len(w.holds) + 1024
 	}
-	w.holds[id] = time.Time{}
+	w.holds[id] = stay{}
 }
 
 // lasts notes that the lease of a hold may last for so long from now on.
@@ -43,8 +49,8 @@ func (w *waited) lasts(id store.ID, lease time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if old, has := w.holds[id]; has {
-		if end := time.Now().Add(lease); end.After(old) {
-			w.holds[id] = end
+		if end := time.Now().Add(lease); end.After(old.end) {
+			w.holds[id] = stay{end: end}
 		}
 	}
 }
@@ -60,8 +66,8 @@ func (w *waited) end(id store.ID) {
 func (w *waited) has(id store.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	end, has := w.holds[id]
-	return has && (end.IsZero() || time.Now().Before(end))
+	s, has := w.holds[id]
+	return has && (s.end.IsZero() || time.Now().Before(s.end))
 }
 
 // unheard gives back the lock that a message has granted to a hold that is over. Without an answer

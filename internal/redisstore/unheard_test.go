@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
 )
 
@@ -101,12 +102,12 @@ func TestTheLeaseOfAHoldThatHasWaitedIsKnown(t *testing.T) {
 	r, _ := faulty(t)
 	owner, id := r.enter("a"), store.ID(newID("b"))
 	w := r.wait(r.ask(string(id), minute))
-	require.Zero(t, r.store.waited.holds[id])
+	require.Zero(t, r.store.waited.holds[id].end)
 	lasts := func(ttl time.Duration, command func()) {
 		t.Helper()
 		begun := time.Now()
 		command()
-		require.Greater(t, r.store.waited.holds[id].Sub(begun), ttl)
+		require.Greater(t, r.store.waited.holds[id].end.Sub(begun), ttl)
 	}
 	var l store.Lease
 	lasts(minute, func() {
@@ -122,4 +123,19 @@ func TestTheLeaseOfAHoldThatHasWaitedIsKnown(t *testing.T) {
 		require.NoError(t, err)
 	})
 	require.NoError(t, r.store.Release(t.Context(), l))
+}
+
+func TestAGrantToAWaitThatIsPassedALeaseAtTheSameTimeIsGivenBack(t *testing.T) {
+	r, _ := faulty(t)
+	owner, id := r.enter("a"), store.ID(newID("b"))
+	topic := r.store.topic(r.ask(string(id), minute))
+	listener, err := r.store.subs.Listen(t.Context(), topic, string(id))
+	require.NoError(t, err)
+	defer listener.Close()
+	require.Equal(t, statusQueued, r.status(string(id), newPlace))
+	require.EqualValues(t, 1, r.release(owner))
+	r.owner(string(id), 1)
+	redistest.Eventually(t, limit, func() bool { return len(listener.C()) == 1 }, "the message has come")
+	r.store.giveBackUnread(listener, topic, id)
+	redistest.Eventually(t, limit, func() bool { return r.look().Owner == "" }, "the lock is free")
 }

@@ -66,12 +66,12 @@ func (w *waiting) listen(ctx context.Context, h *subs.Hub, t subs.Topic, id stri
 	return nil, nil
 }
 
-// sleep returns true when a message comes, and false when the waiter has to ask again. A message at
-// the end of ctx counts more than that end. The second channel is Redisson's, in a cluster.
-func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-chan subs.Note) (message bool, err error) {
+// sleep returns a message when it comes, and no message when the waiter has to ask again. A message
+// at the end of ctx counts more than that end. The second channel is Redisson's, in a cluster, or
+// that of a sleeper.
+func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-chan subs.Note) (n subs.Note, err error) {
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
-	var n subs.Note
 	select {
 	case n = <-notes[0]:
 	case n = <-notes[1]:
@@ -83,13 +83,13 @@ func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-c
 		default:
 		}
 		if !n.Message {
-			return false, lifetime.Ended(ctx)
+			return n, lifetime.Ended(ctx)
 		}
 	}
 	if !n.Message {
 		w.woken = store.WakeRecheck
 	}
-	return n.Message, n.Err
+	return n, n.Err
 }
 
 // Wait queues, and waits for the grant.
@@ -117,6 +117,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		}
 	}()
 	arrival, placeAsks := newPlace, 0 // newPlace until the waiter queues; the asks for a place
+	var p *sleeper                    // nil: the wait cannot be passed a lease
 	for {
 		place := noPlace
 		if listener != nil {
@@ -145,15 +146,23 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 			}
 			continue
 		}
-		message, err := w.sleep(ctx, recheck, [2]<-chan subs.Note{listener.C()})
+		if r.status == statusQueued && a.Kind == store.Mutex && !w.unsure {
+			p = s.waited.sleep(a)
+		}
+		n, err := w.sleep(ctx, recheck, [2]<-chan subs.Note{listener.C(), p.woken()})
+		if s.waited.wake(p) { // also at the end of ctx
+			s.giveBackUnread(listener, topic, a.ID)
+			return *p.lease, nil
+		}
+		p = nil
 		if err != nil {
 			return store.Lease{}, w.fail(err)
 		}
-		if message {
+		if n.Message {
 			w.woken = store.WakeGrant
 		}
-		if message && placeAsks == 1 && !answer.Unsure && a.Acks == (store.Acks{}) {
-			return w.ours(store.Lease{Ask: a, Sent: answer.Sent}), nil
+		if n.Message && placeAsks == 1 && !answer.Unsure && a.Acks == (store.Acks{}) {
+			return w.ours(store.Lease{Ask: a, Sent: answer.Sent, Run: runOf(a, n.Payload)}), nil
 		}
 	}
 }

@@ -90,7 +90,7 @@ func (f *field) hears(l *Listener) {
 			if n == (Note{}) { // its channel is confirmed anew
 				return false
 			}
-			require.Equal(f.t, Note{Message: true}, n)
+			require.Equal(f.t, Note{Message: true, Payload: l.id}, n)
 			return true
 		case <-time.After(100 * time.Millisecond):
 			return false
@@ -128,7 +128,7 @@ func TestSubscriptionsFollowASlotThatMoves(t *testing.T) {
 	for _, l := range []*Listener{moving, staying, there} {
 		f.hears(l)
 	}
-	require.Equal(t, Note{Message: true}, f.next(twin), "a message on the channel is one for both topics")
+	require.Equal(t, Note{Message: true, Payload: twin.id}, f.next(twin), "a message on the channel is one for both topics")
 	require.Equal(t, 1, f.channels(from))
 	require.Equal(t, 2, f.channels(to))
 	plain, err := to.Client().PubSubChannels(t.Context(), "*").Result()

@@ -120,7 +120,7 @@ func (l *link) deliver(now time.Time, m *redis.Message) (unheard []string) {
 	all := tellLocked("", Note{Message: true, Payload: m.Payload})
 	for line := range strings.SplitSeq(m.Payload, "\n") {
 		id, _, _ := strings.Cut(line, "|")
-		if id != "" && !tellLocked(id, Note{Message: true}) && !all {
+		if id != "" && !tellLocked(id, Note{Message: true, Payload: m.Payload}) && !all {
 			unheard = append(unheard, line)
 		}
 	}

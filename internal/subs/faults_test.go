@@ -356,7 +356,7 @@ func TestALostConnectionIsMadeWhereTheKeysAreThen(t *testing.T) {
 	r.eventually(func() bool { return slices.Equal(r.backs(), []string{"b"}) }, "back on b, for all of them")
 	for name, l := range map[string]*Listener{"x": first, "y": second, "z": third} {
 		require.NoError(t, b.Publish(t.Context(), r.topic(name).Channel, "1").Err())
-		require.Equal(t, Note{Message: true}, r.next(l))
+		require.Equal(t, Note{Message: true, Payload: l.id}, r.next(l))
 	}
 	r.eventually(func() bool { _, pubsub := r.faults.Conns(); return pubsub == 0 }, "nothing is left on a")
 }

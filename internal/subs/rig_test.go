@@ -213,7 +213,7 @@ func (r *rig) confirmed(l *Listener) {
 func (r *rig) hears(name string, l *Listener) {
 	r.t.Helper()
 	r.publish(name, l.id)
-	require.Equal(r.t, Note{Message: true}, r.next(l))
+	require.Equal(r.t, Note{Message: true, Payload: l.id}, r.next(l))
 }
 
 func (r *rig) eventually(cond func() bool, msg string, args ...any) {

@@ -58,7 +58,7 @@ type Topic struct {
 type Note struct {
 	// Message reports a message for the listener.
 	Message bool
-	// Payload has the lines of all messages that the note reports, for a listener without an id.
+	// Payload has the lines of all messages that the note reports, also those for other listeners.
 	// Without a payload the listener has to ask the store about everything.
 	Payload string
 	// Err is the reason for which the channel cannot be subscribed. No other Note follows.

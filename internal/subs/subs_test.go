@@ -20,7 +20,7 @@ func TestAMessageGoesToTheListenersWithItsID(t *testing.T) {
 	one, two, all := r.listen("a", "1"), r.listen("a", "2"), r.listen("a", "")
 	twin, other := r.listen("a", "1"), r.listen("b", "1")
 	r.hears("a", one)
-	require.Equal(t, Note{Message: true}, r.next(twin))
+	require.Equal(t, Note{Message: true, Payload: "1"}, r.next(twin))
 	require.Equal(t, Note{Message: true, Payload: "1"}, r.next(all))
 	r.publish("a", "nobody")
 	require.Equal(t, Note{Message: true, Payload: "nobody"}, r.next(all))
@@ -188,7 +188,7 @@ func TestAMessageForNobodyIsReported(t *testing.T) {
 	r.publish("one", "gone")
 	r.publish("one", "1|r\ngone too|w")
 	r.publish("all", "anything")
-	require.Equal(t, Note{Message: true}, r.next(one))
+	require.Equal(t, Note{Message: true, Payload: "1|r\ngone too|w"}, r.next(one))
 	require.Equal(t, Note{Message: true, Payload: "anything"}, r.next(all))
 	channel := r.topic("one").Channel
 	r.mu.Lock()
@@ -219,7 +219,7 @@ func TestAThousandChannelsTakeFewCommands(t *testing.T) {
 		r.publish(fmt.Sprint(i), l.id)
 	}
 	for _, l := range listeners {
-		require.Equal(t, Note{Message: true}, r.next(l))
+		require.Equal(t, Note{Message: true, Payload: l.id}, r.next(l))
 		l.Close()
 	}
 }

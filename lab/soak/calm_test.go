@@ -343,7 +343,7 @@ func (l *line) miscount(c *caller, section context.Context, entries int) string 
 		l.failed("a section", context.Cause(section))
 	case err != nil:
 		l.failed("State", err)
-	case state.Count != entries, state.Holder.String() != c.holder && !l.mode.Redisson:
+	case state.Count != entries, !l.isNamed(c, state.Holder.String()):
 		return fmt.Sprintf("the store has %d entries of %s for %q, and there are %d of %s",
 			state.Count, state.Holder, l.name, entries, c.holder)
 	}
@@ -477,7 +477,13 @@ func (l *line) mayHave(c *caller, s seen, holder string) bool {
 	if c.ask > s.back || c.left != 0 && c.left < s.call {
 		return false
 	}
-	return holder == c.holder || c.holder == "" || l.mode.Redisson
+	return c.holder == "" || l.isNamed(c, holder)
+}
+
+// isNamed says whether the store may call a caller by the name of a holder.
+func (l *line) isNamed(c *caller, holder string) bool {
+	client := func(holder string) string { return holder[:max(strings.LastIndexByte(holder, ':'), 0)] }
+	return holder == c.holder || l.mode.Redisson || l.mode.Passing && client(holder) == client(c.holder)
 }
 
 // isPassed says whether a later caller was served first. Callers that may have the lock together are

@@ -80,7 +80,7 @@ func TestSoakInFakeTimeConvictsBrokenStores(t *testing.T) {
 
 // The worlds of miniredis.
 var (
-	onMiniredis  = setting{begin: startMini, fake: true, ttl: time.Second, patience: severalTries, serves: kindNames}
+	onMiniredis  = setting{begin: startMini, fake: true, ttl: time.Second, patience: severalTries, serves: kindNames, mode: history.Mode{Passing: true}}
 	miniRedisson = setting{begin: startMini, fake: true, ttl: time.Second, patience: severalTries, mode: history.Mode{Redisson: true}}
 )
 

@@ -145,6 +145,9 @@ func (s *soak) holders(name string) (all []string, err error) {
 func (s *soak) watchKinds(random *rand.Rand) {
 	for !s.isOver() {
 		names := slices.Concat(s.serves, s.parts, []string{chief})
+		if s.mode.Passing { // a mutex may have the name of an earlier holder; each leader has its own
+			names = slices.DeleteFunc(names, func(name string) bool { return name != book && name != pool && name != chief })
+		}
 		seen := history.Seen{Lock: names[random.IntN(len(names))], Call: s.log.Now()}
 		holders, err := s.holders(seen.Lock)
 		if err == nil { // the server may be gone

@@ -17,13 +17,13 @@ import (
 
 // The worlds of one Redis server.
 var (
-	onRedis = setting{begin: startRedis, ttl: time.Second, patience: severalTries, serves: kindNames}
+	onRedis = setting{begin: startRedis, ttl: time.Second, patience: severalTries, serves: kindNames, mode: history.Mode{Passing: true}}
 
 	// onACluster is a cluster of one node, where pub/sub is sharded.
-	onACluster = setting{begin: startCluster, ttl: time.Second, patience: severalTries, serves: kindNames}
+	onACluster = setting{begin: startCluster, ttl: time.Second, patience: severalTries, serves: kindNames, mode: history.Mode{Passing: true}}
 
 	// onSentinel is a master and a replica, which may lag. Sentinels promote it when the master dies.
-	onSentinel = setting{begin: startSentinel, ttl: time.Second, patience: severalTries, serves: kindNames}
+	onSentinel = setting{begin: startSentinel, ttl: time.Second, patience: severalTries, serves: kindNames, mode: history.Mode{Passing: true}}
 
 	// In Redisson's layout Redis does not lose the counter of tokens.
 	inRedissonsLayout = setting{begin: startRedis, ttl: time.Second, patience: severalTries, mode: history.Mode{Redisson: true}}

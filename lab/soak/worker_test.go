@@ -113,12 +113,6 @@ func (w *worker) choose(p *peer, number int) thing {
 		options = append(options, relock.WithMaxHold(w.ttl+w.ttl/4))
 	case 4:
 		options = append(options, relock.WithTTL(w.ttl/4))
-	case 5, 6, 7:
-		if w.mode.Redisson {
-			break // Redisson has no local pass
-		}
-		t.Passing = true
-		options = append(options, relock.WithLocalPass(1+w.IntN(5), upTo(w.Rand, 300*time.Millisecond).Truncate(time.Millisecond)))
 	}
 	t.Lock = p.NewLock(locks[number], options...)
 	return t

@@ -122,8 +122,8 @@ var shapes = map[string]func(s script, do work){
 			return nil
 		}))
 	},
-	"local pass": func(s script, do work) {
-		c := s.client(relock.WithLocalPass(10, time.Minute))
+	"two calls of one client": func(s script, do work) {
+		c := s.client()
 		s.twice(func(int) {
 			s.check(c.NewLock("a").Do(s.t.Context(), func(ctx context.Context) error { return do(ctx, s.w) }))
 		})
@@ -342,8 +342,8 @@ var mistakes = map[string]struct {
 		s.w.Work(inner)
 		s.check(b.Unlock(inner))
 	}},
-	"work after Unlock where the lock was passed on": {explore.Stop, func(s script) {
-		c := s.client(relock.WithLocalPass(10, time.Minute))
+	"work after Unlock where another call of the client waits": {explore.Stop, func(s script) {
+		c := s.client()
 		s.twice(func(n int) {
 			var late context.Context
 			s.check(c.NewLock("a").Do(s.t.Context(), func(ctx context.Context) error {

@@ -128,7 +128,7 @@ func allTests() []test {
 	stays := slices.Concat(takeTests, waitTests, holdTests)
 	others := slices.Concat(renewTests, faultTests)
 	return slices.Concat(
-		stays, others, optionalTests, kindTests, severalTests, showTests, lendTests, listTests,
+		stays, others, optionalTests, kindTests, severalTests, showTests, lendTests, listTests, passTests,
 		as("Writer", store.ReadWrite, Kinds, stays, others), as("Permit", store.Semaphore, Semaphores, stays),
 	)
 }

@@ -310,32 +310,26 @@ func linkOf(t *testing.T, c *collected) trace.SpanID {
 }
 
 func TestAWaiterIsLinkedToTheSectionBeforeIt(t *testing.T) {
-	for name, options := range map[string][]relock.Option{
-		"by the store": nil, "in the process": {relock.WithLocalPass(10, time.Minute)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inMemory(t, func(c *collected, locks *relock.Client) {
-				t := c.t
-				l := locks.NewLock("a", options...)
-				section := enter(t, t.Context(), l)
-				require.Zero(t, linkOf(t, c), "nobody was before")
-				var waiting []<-chan context.Context
-				for range 2 {
-					waiting = append(waiting, lockLater(t.Context(), l))
-					pass(time.Second)
-				}
-				for _, next := range waiting {
-					before := spanID(section)
-					require.NoError(t, l.Unlock(section))
-					section = <-next
-					require.Equal(t, before, linkOf(t, c))
-				}
-				require.NoError(t, l.Unlock(section))
-				require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-				require.Zero(t, linkOf(t, c), "the lock was free")
-			})
-		})
-	}
+	inMemory(t, func(c *collected, locks *relock.Client) {
+		t := c.t
+		l := locks.NewLock("a")
+		section := enter(t, t.Context(), l)
+		require.Zero(t, linkOf(t, c), "nobody was before")
+		var waiting []<-chan context.Context
+		for range 2 {
+			waiting = append(waiting, lockLater(t.Context(), l))
+			pass(time.Second)
+		}
+		for _, next := range waiting {
+			before := spanID(section)
+			require.NoError(t, l.Unlock(section))
+			section = <-next
+			require.Equal(t, before, linkOf(t, c))
+		}
+		require.NoError(t, l.Unlock(section))
+		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		require.Zero(t, linkOf(t, c), "the lock was free")
+	})
 }
 
 func TestARefusedCallIsLinkedToTheSectionThatHasTheLock(t *testing.T) {

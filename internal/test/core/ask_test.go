@@ -60,7 +60,7 @@ func TestAnAskIsHeardByWhoeverHasTheLock(t *testing.T) {
 
 func TestASectionThatGotTheLockByAPassHearsAnAsk(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient(relock.WithLocalPass(0, 0))
+		m := w.NewPassing()
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
 		first := l.Wanted(section)

@@ -24,7 +24,7 @@ func closing(m *stage.Member) stage.Locking {
 
 func TestCloseEndsWaitsAndSections(t *testing.T) {
 	for name, options := range map[string][]relock.Option{
-		"": nil, "with release": {relock.WithReleaseOnClose()}, "with local pass": {relock.WithLocalPass(0, 0)},
+		"": nil, "with release": {relock.WithReleaseOnClose()},
 	} {
 		for _, silent := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, silent %v", name, silent), func(t *testing.T) {

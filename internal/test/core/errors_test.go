@@ -86,18 +86,6 @@ func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
 	require.EqualError(t, &unknown, `relock: "a" is locked by another holder`)
 }
 
-func TestARefusalInMillisecondsAlsoWhereThisProcessReckons(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		l := w.NewClient(relock.WithTTL(time.Second), relock.WithLocalPass(0, 0)).NewLock("a")
-		section := w.Enter(t.Context(), l)
-		stage.Pass(1234567 * time.Nanosecond)
-		_, err := l.TryLockFor(t.Context(), 100*time.Millisecond)
-		require.EqualError(t, err, fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed `+
-			`(held by this process)`, stage.HolderOf(t, section)))
-		w.Leave(section, l)
-	})
-}
-
 // lateContext is cancelled by the first question for its error after a moment.
 type lateContext struct {
 	context.Context

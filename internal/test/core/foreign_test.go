@@ -110,14 +110,12 @@ func TestAContextThatPanicsAfterItsRequestEndsNoProcess(t *testing.T) {
 	}
 }
 
-// lines are the ways in which the calls of one client wait for each other.
-func lines() map[string][]relock.Option {
-	return map[string][]relock.Option{"each asks": nil, "in a line": {relock.WithLocalPass(0, 0)}}
-}
+// ways say whether the store passes leases on.
+func ways() map[string]bool { return map[string]bool{"each asks": false, "passed on": true} }
 
 // TestACallThatPanicsLeavesNothing has a context that panics after its n-th call of a method.
 func TestACallThatPanicsLeavesNothing(t *testing.T) {
-	for name, options := range lines() {
+	for name, passes := range ways() {
 		for what, lock := range map[string]func(c *relock.Client) stage.Locking{
 			"Lock":    func(c *relock.Client) stage.Locking { return c.NewLock("a").Lock },
 			"TryLock": func(c *relock.Client) stage.Locking { return c.NewLock("a").TryLock },
@@ -138,7 +136,8 @@ func TestACallThatPanicsLeavesNothing(t *testing.T) {
 		} {
 			t.Run(name+", "+what, func(t *testing.T) {
 				stage.Fake(t, func(t *testing.T, w *stage.World) {
-					m := w.NewClient(options...)
+					m := w.NewClient()
+					m.Link.Passes = passes
 					for n, ended := int64(0), false; !ended; n++ {
 						require.Less(t, n, int64(1000))
 						var calls atomic.Int64
@@ -178,13 +177,14 @@ func TestACommandThatEndsItsGoroutineLeavesNothing(t *testing.T) {
 			return inAndOut(ctx, several, several.Lock)
 		},
 	}
-	for name, options := range lines() {
+	for name, passes := range ways() {
 		for what, work := range works {
 			for _, command := range []stage.Command{stage.CmdTry, stage.CmdWait, stage.CmdEnter, stage.CmdRelease, stage.CmdTryAll, stage.CmdReleaseAll} {
 				for _, hasRun := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%s, %s, %s %t", name, what, command, hasRun), func(t *testing.T) {
 						stage.Fake(t, func(t *testing.T, w *stage.World) {
-							m := w.NewClient(options...)
+							m := w.NewClient()
+							m.Link.Passes = passes
 							fault := m.Link.Once(func(_ context.Context, _ *stage.Fault, run func() error) error {
 								if hasRun {
 									_ = run()

@@ -46,7 +46,7 @@ func newBorrowed(w *stage.World, after time.Duration, options ...relock.Option) 
 
 func TestAResumeTicketIsNotForTheNextHoldWithTheSameLease(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		_, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, 0))
+		_, l, section, waiting := stage.Passing(t, w, 1)
 		given, err := ticket.ToResume(section, l)
 		require.NoError(t, err)
 		w.Leave(section, l)

@@ -151,23 +151,6 @@ func TestAWaitForASectionAroundItIsLoggedAfterASecond(t *testing.T) {
 	})
 }
 
-// The waiter learns from the one before it who has the lock.
-func TestAWaitForASectionAroundItIsLoggedAlsoInALine(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		var log stage.Logbook
-		one := w.NewClient(relock.WithLocalPass(0, 0), relock.WithLogger(log.Logger())).NewLock("a")
-		other := w.NewClient().NewLock("a")
-		section := w.Enter(t.Context(), other)
-		before := w.Begin(t.Context(), stage.TryFor(one, time.Second))
-		waiting := w.Start(section, one)
-		require.ErrorIs(t, before.Failure(), relock.ErrLocked)
-		stage.Pass(3 * relock.DefaultTTL)
-		require.Len(t, log.About(waitsForItsSection), 1)
-		w.Leave(section, other)
-		require.ErrorIs(t, waiting.Failure(), context.Canceled)
-	})
-}
-
 // A call in a section, with the context from before it, waits for itself.
 func TestAWaitForAHoldOfTheSameClientIsLoggedAfterASecond(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
@@ -222,7 +205,7 @@ func TestEachLineOfTheProgramIsWarnedOfOnce(t *testing.T) {
 func TestAWaitForAHoldWhoseLeaseWasPassedOnIsLogged(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var log stage.Logbook
-		m, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithLogger(log.Logger()))
+		m, l, section, waiting := stage.Passing(t, w, 1, relock.WithLogger(log.Logger()))
 		w.Leave(section, l)
 		second := waiting[0].Section()
 		require.Zero(t, m.Link.Sent())

@@ -39,11 +39,6 @@ var wrongOptions = map[string]struct {
 	"a max hold not in ms":           {stage.Options(relock.WithMaxHold(time.Minute + 1)), []string{"WithMaxHold", "whole milliseconds"}},
 	"a max hold of a fixed lease":    {stage.Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(time.Minute)), []string{"WithMaxHold(1m0s)", "WithFixedLease(1s)", "WithMaxHold(0)"}},
 	"a fixed lease and a TTL":        {stage.Options(relock.WithFixedLease(time.Second), relock.WithTTL(time.Minute)), []string{"WithTTL(1m0s)", "WithFixedLease(1s)"}},
-	"a pass of a fixed lease":        {stage.Options(relock.WithFixedLease(time.Second), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "WithFixedLease(1s)", "WithTTL"}},
-	"a negative number of passes":    {stage.Options(relock.WithLocalPass(-1, 0)), []string{"WithLocalPass(-1, 0s)", "1 to 10000"}},
-	"too many passes":                {stage.Options(relock.WithLocalPass(relock.MaxPasses+1, 0)), []string{"WithLocalPass(10001, 0s)", "1 to 10000"}},
-	"a negative limit of passes":     {stage.Options(relock.WithLocalPass(0, -time.Second)), []string{"WithLocalPass(0, -1s)", "from 1ms"}},
-	"a limit of passes not in ms":    {stage.Options(relock.WithLocalPass(0, time.Microsecond)), []string{"WithLocalPass(0, 1µs)", "whole milliseconds"}},
 	"no logger":                      {stage.Options(relock.WithLogger(nil)), []string{"WithLogger(nil)", "leave the option out"}},
 	"no replicas":                    {stage.Options(relock.WithReplicaAcks(0, time.Second)), []string{"WithReplicaAcks(0, 1s)", "1 to 100"}},
 	"negative replicas":              {stage.Options(relock.WithReplicaAcks(-1, time.Second)), []string{"WithReplicaAcks(-1, 1s)", "1 to 100"}},
@@ -223,9 +218,6 @@ func TestTheLimitsThemselvesAreAllowed(t *testing.T) {
 		stage.Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(0)),
 		stage.Options(relock.WithMaxHold(time.Second), relock.WithTTL(time.Second)),
 		stage.Options(relock.WithMaxHold(relock.MinTTL), relock.WithTTL(relock.MinTTL)),
-		stage.Options(relock.WithLocalPass(1, time.Millisecond)),
-		stage.Options(relock.WithLocalPass(relock.MaxPasses, relock.MaxTTL)),
-		stage.Options(relock.WithLocalPass(0, 0), relock.WithFixedLease(time.Second)), // takes the pass back
 	} {
 		client, err := relock.Open(mem.New(), options...)
 		require.NoError(t, err)

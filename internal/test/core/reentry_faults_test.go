@@ -469,8 +469,8 @@ func TestAnInnerExitThatIsSentBehindTheLastOneFreesNothing(t *testing.T) {
 	})
 	t.Run("the last exit has passed the lock on", func(t *testing.T) {
 		stage.Fake(t, func(t *testing.T, w *stage.World) {
-			m := w.NewClient()
-			l := m.NewLock("c", relock.WithLocalPass(0, 0))
+			m := w.NewPassing()
+			l := m.NewLock("c")
 			outer := w.Enter(t.Context(), l)
 			next := w.Start(t.Context(), l)
 			require.NoError(t, leaveAround(outer, w, m, func() {

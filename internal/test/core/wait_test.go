@@ -155,9 +155,6 @@ func TestACallWhoseTimeIsOverWithoutAWordOfTheStoreSaysSo(t *testing.T) {
 			"of several": func(c *stage.Member, ctx context.Context) error {
 				return c.NewLocks([]string{"a", "b"}).Do(ctx, nothing)
 			},
-			"in a line": func(c *stage.Member, ctx context.Context) error {
-				return c.NewLock("a", relock.WithLocalPass(0, 0)).Do(ctx, nothing)
-			},
 		} {
 			t.Run(fmt.Sprint(name, " of ", wait), func(t *testing.T) {
 				stage.Fake(t, func(t *testing.T, w *stage.World) {
@@ -357,13 +354,11 @@ func TestWhatACallMayHaveTakenIsTakenBack(t *testing.T) {
 }
 
 func TestACallBehindTooManyWaitersIsRefused(t *testing.T) {
-	for name, options := range map[string][]relock.Option{
-		"of the store":   nil,
-		"of the process": stage.Options(relock.WithLocalPass(0, time.Second)),
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, passes := range []bool{false, true} {
+		t.Run(fmt.Sprint("the store passes leases on: ", passes), func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				m := w.NewClient(append(options, relock.WithMaxWaiters(2))...)
+				m := w.NewClient(relock.WithMaxWaiters(2))
+				m.Link.Passes = passes
 				l := m.NewLock("a")
 				owner := w.Enter(t.Context(), l)
 				first, second := w.Start(t.Context(), l), w.Start(t.Context(), l)
@@ -405,27 +400,6 @@ func TestARefusalOfAFullQueueIsAnEventOfALockedLock(t *testing.T) {
 		require.Equal(t, event.OutcomeLocked, finished[len(finished)-1].Outcome)
 		w.Leave(owner, l)
 		waiter.Leave()
-	})
-}
-
-func TestTheQueueLimitCountsThePlaceInTheLineAndInTheStore(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m, other := w.NewClient(relock.WithMaxWaiters(2), relock.WithLocalPass(0, 0)), w.NewClient().NewLock("a")
-		owner := w.Enter(t.Context(), other)
-		var before []*stage.Attempt
-		for range 3 {
-			before = append(before, w.Start(t.Context(), other))
-		}
-		l := m.NewLock("a")
-		require.ErrorIs(t, w.Begin(t.Context(), l.Lock).Failure(), relock.ErrQueueFull, "the head of a line has a place in the store's queue")
-		first, second := w.Begin(t.Context(), l.Lock), w.Begin(t.Context(), l.Lock)
-		require.ErrorIs(t, first.Failure(), relock.ErrQueueFull)
-		require.ErrorIs(t, second.Failure(), relock.ErrQueueFull)
-		w.Leave(owner, other)
-		for _, a := range before {
-			a.Leave()
-		}
-		w.RequireFree("a")
 	})
 }
 

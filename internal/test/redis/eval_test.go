@@ -243,15 +243,26 @@ func TestEvalIsSentOnce(t *testing.T) {
 	}
 }
 
+// inRun returns a section of a client, and a call that was granted the lock with it.
+func inRun(t *testing.T, w *stage.Arena, p *stage.Peer) (*relock.Lock, context.Context, *stage.Attempt) {
+	t.Helper()
+	before, l := w.Peer().NewLock("a"), p.NewLock("a")
+	theirs := w.Enter(t.Context(), before)
+	first := w.Start(t.Context(), l)
+	w.AwaitWaiters("a", 1)
+	second := w.Start(t.Context(), l)
+	w.AwaitWaiters("a", 2)
+	require.False(t, second.Comes(50*time.Millisecond)) // it knows of its place
+	w.Leave(theirs, before)
+	return l, first.Section(), second
+}
+
 func TestALateEvalDoesNotRunInTheNextSection(t *testing.T) {
 	w := onScripted(t, stage.OnShared(t))
-	p := w.deaf(relock.WithLocalPass(0, time.Minute))
-	l := p.NewLock("a")
-	first := w.Enter(t.Context(), l)
+	p := w.deaf()
+	l, first, waiting := inRun(t, w.Arena, p)
 	_, err := l.Eval(first, incr, key("a"), 1) // loads the script
 	require.NoError(t, err)
-	waiting := w.Start(t.Context(), l)
-	require.False(t, waiting.Comes(50*time.Millisecond))
 	rule := p.Faults.Once(redistest.WithArg("100"), redistest.Hold())
 	_, err = l.Eval(first, incr, key("a"), 100)
 	require.ErrorIs(t, err, relock.ErrUnsure)
@@ -266,13 +277,10 @@ func TestALateEvalDoesNotRunInTheNextSection(t *testing.T) {
 // An Eval that was answered is over, and costs no pass.
 func TestALockIsPassedOnAfterAnEval(t *testing.T) {
 	w := onScripted(t, stage.OnShared(t))
-	p := w.Peer(relock.WithTTL(5*time.Second), relock.WithLocalPass(0, time.Minute))
-	l := p.NewLock("a")
-	first := w.Enter(t.Context(), l)
+	p := w.Peer(relock.WithTTL(5 * time.Second))
+	l, first, waiting := inRun(t, w.Arena, p)
 	_, err := l.Eval(first, incr, key("a"), 1)
 	require.NoError(t, err)
-	waiting := w.Start(t.Context(), l)
-	require.False(t, waiting.Comes(50*time.Millisecond))
 	owner := w.Owner("a")
 	w.Leave(first, l)
 	second := waiting.Section()

@@ -30,7 +30,6 @@ func TestAWrongOptionOfARedisClientIsToldBeforeAnythingIsSent(t *testing.T) {
 		"fencing with a prefix":       {stage.Options(relock.WithRedissonFencing(), relock.WithPrefix("a:")), []string{"WithPrefix", "WithRedissonLayout"}},
 		"a delay that is too short":   {stage.Options(relock.WithRestartDelay(0)), []string{"WithRestartDelay(0s)", "10ms", "168h"}},
 		"a delay in Redisson's":       {stage.Options(relock.WithRestartDelay(time.Second), relock.WithRedissonLayout()), []string{"WithRestartDelay", "own layout only"}},
-		"a pass in Redisson's":        {stage.Options(relock.WithRedissonLayout(), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "own layout only"}},
 		"acks as late as ReadTimeout": {stage.Options(relock.WithReplicaAcks(1, 3*time.Second)), []string{"confirmations within 3s", "ReadTimeout (3s)"}},
 		"acks later than ReadTimeout": {stage.Options(relock.WithReplicaAcks(1, time.Minute)), []string{"confirmations within 1m0s", "ReadTimeout (3s)"}},
 	} {

@@ -49,7 +49,6 @@ func overRedisson(dial func() redis.UniversalClient, options ...relock.Option) l
 	h.Without = map[locktest.Promise]string{
 		locktest.FIFO:      "Redisson's lock has no queue: whoever asks first has the lock",
 		locktest.Names:     "Redis knows a hold by a field that looks like one of Redisson's",
-		locktest.LocalPass: "relock's own layout only",
 		locktest.Kinds:     "relock's own layout only",
 		locktest.Deadlocks: "the fields that Redis shows are not the holds that wait",
 		locktest.Lending:   "relock's own layout only",

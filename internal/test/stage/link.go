@@ -16,8 +16,10 @@ import (
 // latest fault that matches a command decides the fate of the command.
 type Link struct {
 	*mem.Store
+	Passes bool // leases are passed on, see Pass
 
 	mu     sync.Mutex
+	asleep []*sleeper // waits with a place in the queue, in its order
 	faults []*Fault
 	calls  map[Command]int
 
@@ -141,12 +143,29 @@ func (k *Link) wait(ctx context.Context, a store.Ask, progress func(store.Progre
 		})
 		answers <- answer{lease, err}
 	}()
+	p := &sleeper{wake: make(chan struct{})}
+	take := func() (store.Lease, error) {
+		cancel()
+		<-answers
+		k.Store.Forget(context.Background(), []store.Ask{a}) // its place
+		return p.lease, nil
+	}
 	for {
 		select {
-		case p := <-steps:
-			progress(p)
+		case step := <-steps:
+			k.sleep(p, a, step.Queued)
+			progress(step)
+		case <-p.wake:
+			return take()
 		case got := <-answers:
+			if k.wakes(p) {
+				answers <- got
+				return take()
+			}
 			defer cancel()
+			if k.Passes {
+				got.lease.Run = &store.Run{}
+			}
 			if over := k.silent(CmdWait); over != nil {
 				select {
 				case <-over:
@@ -156,6 +175,9 @@ func (k *Link) wait(ctx context.Context, a store.Ask, progress func(store.Progre
 			}
 			return got.lease, got.err
 		case <-ctx.Done():
+			if k.wakes(p) {
+				return take()
+			}
 			if over := k.silent(CmdWait); over != nil {
 				go func() { <-over; cancel() }()
 				return store.Lease{Ask: a}, store.Unsure(store.Unavailable(ctx.Err()))

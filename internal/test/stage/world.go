@@ -136,11 +136,18 @@ func (w *World) OpenClient(options ...relock.Option) *relock.Client {
 	return c
 }
 
-// Passing returns a client, a section whose lock can be passed on, and calls that stand in the line
-// behind it.
+// NewPassing is NewClient of a process whose store passes leases on.
+func (w *World) NewPassing(options ...relock.Option) *Member {
+	w.T.Helper()
+	m := w.NewClient(options...)
+	m.Link.Passes = true
+	return m
+}
+
+// Passing returns a client that passes its leases on, a section, and calls that stand behind it.
 func Passing(t *testing.T, w *World, n int, options ...relock.Option) (*Member, *relock.Lock, context.Context, []*Attempt) {
 	t.Helper()
-	m := w.NewClient(options...)
+	m := w.NewPassing(options...)
 	l := m.NewLock("a")
 	section := w.Enter(t.Context(), l)
 	var waiting []*Attempt

@@ -297,7 +297,7 @@ func TestHistoriesThatBreakAPromise(t *testing.T) {
 			at(0, 1, passing("A", 1)), at(2, 3, force), at(4, 5, lock("C", 2)), at(5, 7, unlock("A", 1)),
 			at(6, 9, passing("D", 3)), at(6, 8, passing("B", 4)), at(12, 13, unlock("B", 4)), at(14, 15, unlock("D", 3)), at(16, 17, unlock("C", 2)),
 		}},
-		"forced, and passed on without WithLocalPass": {"B begins hold 3, while C has hold 2", []Op{
+		"forced, and passed on by a store that does not": {"B begins hold 3, while C has hold 2", []Op{
 			at(0, 1, passing("A", 1)), at(2, 3, force), at(4, 5, lock("C", 2)), at(5, 7, unlock("A", 1)),
 			at(6, 9, lock("B", 3)), at(10, 11, unlock("B", 3)), at(12, 13, unlock("C", 2)),
 		}},
