@@ -470,33 +470,6 @@ func TestKindsWaitersOfAnotherKindAreNotServed(t *testing.T) {
 	}
 }
 
-func TestKindsLimitsOfAnEarlierTimeHoldNobodyUp(t *testing.T) {
-	for _, kind := range kindKinds {
-		stale := func(r *kindRig) {
-			r.enters(r.hold("a", 1))
-			require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
-			require.EqualValues(t, 1, r.rdb.ZCard(t.Context(), r.limits()).Val())
-		}
-		t.Run(fmt.Sprint("ask: ", kind), func(t *testing.T) {
-			r := newKindRig(t, kind)
-			stale(r)
-			r.has(r.enters(r.shared("b")), r.enters(r.shared("c")))
-		})
-		for what, leave := range map[string]*wire.Script{"release": scripts.kinds.release, "forget": scripts.kinds.forget} {
-			t.Run(fmt.Sprint(what, ": ", kind), func(t *testing.T) {
-				r := newKindRig(t, kind)
-				r.listen("b")
-				gone := r.enters(r.hold("a", 1))
-				first, second := r.queues(r.shared("b")), r.queues(r.shared("b"))
-				require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
-				require.EqualValues(t, 0, r.number(leave, gone))
-				r.has(first, second)
-				r.has(first, second, r.enters(r.shared("c")))
-			})
-		}
-	}
-}
-
 func TestKindsKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
 	for _, kind := range kindKinds {
 		for suffix, users := range map[string]string{
