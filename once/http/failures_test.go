@@ -30,17 +30,6 @@ func TestAStoreThatIsAwayFailsClosed(t *testing.T) {
 	require.Equal(t, first.Code, send(h, post(t)).Code)
 }
 
-func TestASilentStoreFailsClosed(t *testing.T) {
-	s := newService(t)
-	c := new(counter)
-	h := s.handle(c.ServeHTTP, oncehttp.WithWait(200*time.Millisecond))
-	send(h, post(t))
-	s.redis.Pause()
-	requireProblem(t, send(h, post(t, key("k2"))), http.StatusServiceUnavailable, oncehttp.TypeUnavailable, "1")
-	s.redis.Resume()
-	require.EqualValues(t, 1, c.runs.Load())
-}
-
 // interrupt lets an attempt of the request end without an end.
 func interrupt(s *service, r *http.Request) {
 	s.Helper()

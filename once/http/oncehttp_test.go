@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -242,35 +241,6 @@ func TestARequestInFlight(t *testing.T) {
 		requireReplay(t, first, send(process.handle(c.ServeHTTP), post(t)))
 	}
 	require.Zero(t, c.runs.Load())
-}
-
-func TestManyAtOnceRunTheHandlerOnce(t *testing.T) {
-	const requests = 64
-	s := newService(t)
-	processes := []*service{s, newServiceOn(t, s.redis)}
-	c := new(counter)
-	slow := func(w http.ResponseWriter, r *http.Request) {
-		<-time.After(200 * time.Millisecond)
-		c.ServeHTTP(w, r)
-	}
-	var got [requests]*httptest.ResponseRecorder
-	var wg sync.WaitGroup
-	for i := range requests {
-		h := processes[i%2].handle(slow, oncehttp.WithWait(5*time.Second))
-		r := post(t)
-		wg.Go(func() { got[i] = send(h, r) })
-	}
-	wg.Wait()
-	firsts := 0
-	for _, w := range got {
-		require.Equal(t, http.StatusCreated, w.Code, w.Body)
-		require.Equal(t, "run 1", w.Body.String())
-		if w.Header().Get(oncehttp.HeaderReplayed) == "" {
-			firsts++
-		}
-	}
-	require.Equal(t, 1, firsts)
-	require.EqualValues(t, 1, c.runs.Load())
 }
 
 func TestTheTimeToWaitDoesNotLimitTheHandler(t *testing.T) {
