@@ -179,9 +179,6 @@ func (p *Process) Send(line string) {
 	}
 }
 
-// CloseInput ends the child's standard input.
-func (p *Process) CloseInput() { _ = p.in.Close() }
-
 var errNoLine = errors.New("no line came")
 
 // Line returns the next line that the child prints, and fails the test if none

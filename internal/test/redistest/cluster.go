@@ -257,14 +257,6 @@ func (c *Cluster) KillMasterFor(key string) *Server {
 	return c.lose(key, (*Server).Kill)
 }
 
-// PauseMasterFor stops the master of a key's slot with SIGSTOP. PauseMasterFor returns the promoted
-// replica when all other nodes know the replica as master. After Resume, the old master still acts
-// as master for a moment.
-func (c *Cluster) PauseMasterFor(key string) *Server {
-	c.t.Helper()
-	return c.lose(key, (*Server).Pause)
-}
-
 func (c *Cluster) lose(key string, how func(*Server)) *Server {
 	c.t.Helper()
 	slot, old, next := c.Slot(key), c.MasterFor(key), c.ReplicaFor(key)

@@ -365,12 +365,7 @@ func Hold() Action {
 // Duplicate sends the command n times in a row, and hands one of the replies to the client when all
 // have come. Duplicate is not for commands inside MULTI, and not for SUBSCRIBE.
 func Duplicate(n int, keep Keep) Action {
-	return DuplicateEach(func([]string) int { return n }, keep)
-}
-
-// DuplicateEach is Duplicate with a number chosen for each command, 1 for once.
-func DuplicateEach(n func(args []string) int, keep Keep) Action {
-	return Action{apply: func(c *command) { c.copies, c.keep = max(1, n(c.args)), keep }}
+	return Action{apply: func(c *command) { c.copies, c.keep = max(1, n), keep }}
 }
 
 // Stall makes the connection silent from this command on, as [Faults.StallPubSub] does.

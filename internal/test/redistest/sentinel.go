@@ -194,16 +194,6 @@ func (s *Sentinel) KillMaster() *Server {
 	return s.Replace(next)
 }
 
-// PauseMaster stops the master with SIGSTOP and returns the new master when all sentinels know the
-// new master. The paused server becomes [Sentinel.Replica]. After its Resume, the server acts as
-// master until a sentinel demotes the server.
-func (s *Sentinel) PauseMaster() *Server {
-	s.t.Helper()
-	next := s.Replica()
-	s.Master().Pause()
-	return s.Replace(next)
-}
-
 // Replace lets the sentinels notice the dead master, and returns when all sentinels know the next
 // master. Before Replace, sentinels do not notice a dead master.
 func (s *Sentinel) Replace(next *Server) *Server {
@@ -230,16 +220,6 @@ func (s *Sentinel) Forget() {
 	s.t.Helper()
 	for _, p := range s.sentinels {
 		if _, err := p.call("SENTINEL", "REMOVE", masterName); err != nil {
-			s.t.Fatalf("redistest: sentinel %s: %v", p.addr(), err)
-		}
-	}
-}
-
-// Remember makes all sentinels know a master that they have forgotten.
-func (s *Sentinel) Remember(master *Server) {
-	s.t.Helper()
-	for _, p := range s.sentinels {
-		if _, err := p.call("SENTINEL", "MONITOR", masterName, "127.0.0.1", strconv.Itoa(master.port), "2"); err != nil {
 			s.t.Fatalf("redistest: sentinel %s: %v", p.addr(), err)
 		}
 	}

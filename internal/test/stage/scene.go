@@ -47,14 +47,3 @@ func (s *Scene) GiveUp(ctx context.Context, script string, skip int) (stuck *red
 	require.Equal(s.T, a.Err, context.Cause(a.Ctx), "the context has ended")
 	return stuck
 }
-
-// Unchanged runs f, and fails the test if the owner of the lock or the queue are others then.
-func (s *Scene) Unchanged(f func()) {
-	s.T.Helper()
-	hold, count := s.Owner("a"), s.Count("a")
-	queue := s.Queue("a")
-	f()
-	require.Equal(s.T, hold, s.Owner("a"))
-	require.Equal(s.T, count, s.Count("a"))
-	require.Equal(s.T, queue, s.Queue("a"))
-}

@@ -2,8 +2,6 @@ package stage
 
 import (
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"strings"
 	"testing"
 	"time"
@@ -57,19 +55,6 @@ func Replicated(t testing.TB, master redis.UniversalClient, key string) {
 	}, "the replica has everything")
 }
 
-// RequireForgotten says that a server has none of the scripts, and answers NOSCRIPT.
-func RequireForgotten(t testing.TB, server *redistest.Server) {
-	t.Helper()
-	var sums []string
-	for _, name := range ScriptNames {
-		sum := sha1.Sum([]byte(LuaSource(t, name)))
-		sums = append(sums, hex.EncodeToString(sum[:]))
-	}
-	there, err := server.Client().ScriptExists(context.Background(), sums...).Result()
-	require.NoError(t, err)
-	require.NotContains(t, there, true)
-}
-
 // OnSentinel is an arena on a master with a replica, and three sentinels.
 func OnSentinel(t *testing.T) (*Arena, *redistest.Sentinel) {
 	t.Helper()
@@ -106,15 +91,6 @@ func SentinelPeer(w *Arena, s *redistest.Sentinel, options ...relock.Option) *Pe
 type Failover struct {
 	Fail     func() *redistest.Server // returns when all sentinels know the new master
 	ComeBack func()
-}
-
-// Failovers returns the ways in which a master goes away, by name.
-func Failovers(s *redistest.Sentinel) map[string]Failover {
-	return map[string]Failover{
-		"killed":       {s.KillMaster, func() { s.Replica().Restart() }},
-		"in agreement": {s.Failover, func() {}},
-		"stopped, and resumed as a second master": {s.PauseMaster, func() { s.Replica().Resume() }},
-	}
 }
 
 // WithReplica is a server with a replica that is in sync.

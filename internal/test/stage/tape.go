@@ -50,13 +50,6 @@ func (p *Tape) Keep(commands ...Command) {
 
 // Play runs what was kept, and returns how many commands these were.
 func (p *Tape) Play() int {
-	n := p.Replay()
-	Settle()
-	return n
-}
-
-// Replay is Play for a goroutine beside the one of the test.
-func (p *Tape) Replay() int {
 	p.mu.Lock()
 	kept := p.kept
 	p.kept = nil
@@ -64,16 +57,8 @@ func (p *Tape) Replay() int {
 	for _, run := range kept {
 		run()
 	}
+	Settle()
 	return len(kept)
-}
-
-// Calm ends all faults, and plays what was kept.
-func (p *Tape) Calm() {
-	p.Heal()
-	p.mu.Lock()
-	p.want = nil
-	p.mu.Unlock()
-	p.Play()
 }
 
 // keeps says whether the tape keeps this command.

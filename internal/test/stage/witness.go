@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -99,45 +97,4 @@ func (c *Crowd) Through(limit time.Duration, entries int) {
 	require.Empty(c.Arena.T, c.errs.All())
 	c.Require(c.Arena.T)
 	require.Equal(c.Arena.T, entries, c.Entries)
-}
-
-// Pickers take random sets of locks, and fail the test if two are in one lock.
-type Pickers struct {
-	Names  []string
-	inside []atomic.Int32
-	Rounds atomic.Int64
-}
-
-// NewPickers returns pickers of so many locks.
-func NewPickers(names int) *Pickers {
-	c := &Pickers{inside: make([]atomic.Int32, names)}
-	for i := range names {
-		c.Names = append(c.Names, fmt.Sprint("n", i))
-	}
-	return c
-}
-
-// Round takes some locks in any order of names, works, and leaves them.
-func (c *Pickers) Round(t *testing.T, client *relock.Client, size int, work func()) {
-	t.Helper()
-	picked := rand.Perm(len(c.Names))[:size]
-	var names []string
-	for _, i := range picked {
-		names = append(names, c.Names[i])
-	}
-	err := client.NewLocks(names).Do(t.Context(), func(context.Context) error {
-		for _, i := range picked {
-			if n := c.inside[i].Add(1); n != 1 {
-				t.Errorf("%d are in %q", n, c.Names[i])
-			}
-		}
-		work()
-		for _, i := range picked {
-			c.inside[i].Add(-1)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
 }

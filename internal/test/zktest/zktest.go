@@ -114,9 +114,6 @@ func (s *Server) Leads() bool {
 // leading for syncLimit ticks.
 func (s *Server) CutFollowers() { s.followers.CutClients() }
 
-// Reconnect ends a CutFollowers.
-func (s *Server) Reconnect() { s.followers.Resume() }
-
 // Requests returns how many packets of clients the server has received.
 func (s *Server) Requests() int {
 	s.t.Helper()
