@@ -780,6 +780,42 @@ func TestNobodyWithAMajorityIsResolved(t *testing.T) {
 	})
 }
 
+// TestCrowdsAtDifferentMembersFindTogether has three clients whose callers queue at a member each, as
+// each client reached only this one at first.
+func TestCrowdsAtDifferentMembersFindTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for reached := range r.members {
+			s, view := r.seen()
+			for i, m := range view {
+				m.down.Store(i != reached)
+			}
+			time.AfterFunc(2*time.Second, func() {
+				for _, m := range view {
+					m.down.Store(false)
+				}
+			})
+			c, err := relock.Open(s, relock.WithTTL(4*time.Second))
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, c.Close()) })
+			l := c.NewLock("orders")
+			for range 50 {
+				wg.Go(func() {
+					section, err := l.Lock(t.Context())
+					if assert.NoError(t, err) {
+						assert.NoError(t, l.Unlock(section))
+					}
+				})
+			}
+		}
+		wg.Wait()
+		t.Logf("all had the lock within %s", time.Since(begun))
+		require.Less(t, time.Since(begun), 15*time.Second)
+	})
+}
+
 // TestWaitersAreServedInTheOrderOfArrival has 64 waiters of 8 processes that reach all members.
 func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

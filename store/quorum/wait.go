@@ -162,12 +162,12 @@ func (w *waiting) start(i int, c call) {
 //
 //	state     event                                       action
 //	each      a refusal by a member, as progress          progressed
+//	queueing  a member before the anchor answers          moveBack; go on below
 //	queueing  Look fails at the anchor                    the anchor is silent, moveOn
 //	queueing  Look is answered at the anchor              the next look is due after a beat
 //	each      Enter fails at the anchor                   the ID is spent
 //	each      a lease from long ago comes                 the hold does not count yet, Enter; go on below
 //	queueing  a lease comes from the anchor               take: the state is taking
-//	queueing  a lease comes from a former anchor          take: the state is taking
 //	queueing  another lease comes, the anchor has queued  giveBack
 //	queueing  Wait fails at the anchor                    moveOn
 //	queueing  Try fails at the anchor                     Wait there
@@ -195,7 +195,7 @@ func (w *waiting) note(e event) {
 			s.has = false // the lease counts from long ago
 			w.start(e.member, callEnter)
 		}
-		if !w.taking && (s.waited || e.member == w.anchor) {
+		if !w.taking && e.member == w.anchor {
 			w.take()
 		} else if !w.taking && w.refused {
 			w.giveBack()
@@ -245,6 +245,9 @@ func (w *waiting) refusedBy(member int, owner store.ID) {
 func (w *waiting) noteAnswer(i int) {
 	w.seats[i].answered = true
 	w.silent[i].Store(false)
+	if i < w.anchor && !w.taking {
+		w.moveBack(i)
+	}
 }
 
 // progressed reports a refusal. The first refusal by the anchor gives back what other members have
@@ -323,6 +326,15 @@ func (w *waiting) moveOn() {
 		return
 	}
 	w.start(w.anchor, callWait)
+}
+
+// moveBack makes an earlier member the anchor, as all waiters queue at one member. Otherwise crowds in
+// the queues of different members split the locks, and none of their heads gets a majority. The wait
+// at the later member goes on, and gives back what it gets.
+func (w *waiting) moveBack(i int) {
+	w.anchor, w.refused = i, false
+	w.alarm.Reset(attemptLimit(w.ask))
+	w.start(i, callWait)
 }
 
 func (w *waiting) beat() time.Duration { return min(w.ask.TTL/3, longestBeat) }
