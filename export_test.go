@@ -3,8 +3,6 @@ package relock
 import (
 	"sync/atomic"
 	"time"
-
-	"github.com/go-relock/relock/store"
 )
 
 // WallClock is the wall clock of a client. It shows the time, and what Leap has added.
@@ -48,6 +46,3 @@ func (w *WallClock) Leap(d time.Duration) {
 
 // Looks returns how often the clock was read.
 func (w *WallClock) Looks() int { return int(w.looks.Load()) }
-
-// DoubtOf returns the call that a store makes when a hold of a client may be gone, or all may.
-func DoubtOf(c *Client, id store.ID) func() { return func() { c.watchdog.doubt(id) } }

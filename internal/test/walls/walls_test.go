@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"io/fs"
 	"os"
 	"path"
@@ -108,6 +109,33 @@ func TestTheLibraryDoesNotPrintExitOrSleep(t *testing.T) {
 			return true
 		})
 	}
+}
+
+func TestOnlyEachLooksAtAllHolds(t *testing.T) {
+	var walks []string
+	for _, f := range library(t) {
+		if path.Dir(f.name) != "." {
+			continue
+		}
+		ast.Inspect(f.tree, func(n ast.Node) bool {
+			var walk string
+			switch n := n.(type) {
+			case *ast.RangeStmt:
+				walk = types.ExprString(n.X)
+			case *ast.CallExpr:
+				walk = types.ExprString(n.Fun)
+			default:
+				return true
+			}
+			for _, all := range []string{"t.holds", "table.holds", "t.wanted", "table.wanted", "leases.All"} {
+				if strings.HasSuffix(walk, all) {
+					walks = append(walks, f.name+" "+walk)
+				}
+			}
+			return true
+		})
+	}
+	require.Equal(t, []string{"hold.go t.holds"}, walks, "table.each lets others have the mutex on its way")
 }
 
 // A file of the library, without tests.

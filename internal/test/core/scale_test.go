@@ -1,17 +1,12 @@
-package relock_test
+package core_test
 
 import (
 	"context"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"go/types"
-	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -19,6 +14,7 @@ import (
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // What does a client do under the mutex of its table while it has many holds? Every command and
@@ -27,68 +23,58 @@ import (
 // manyHolds is more than a client looks at before others get the mutex.
 const manyHolds = 2500
 
-func enterMany(t *testing.T, w *stage.World, m *stage.Member) (locks []*relock.Lock, sections []context.Context) {
+func enterMany(t *testing.T, w *stage.World, c *relock.Client) (locks []*relock.Lock, sections []context.Context) {
 	t.Helper()
 	for i := range manyHolds {
-		l := m.NewLock(strconv.Itoa(i))
+		l := c.NewLock(strconv.Itoa(i))
 		locks, sections = append(locks, l), append(sections, w.Enter(t.Context(), l))
 	}
 	return locks, sections
 }
 
-func TestOnlyEachLooksAtAllHolds(t *testing.T) {
-	files, err := os.ReadDir(".")
+// doubtful is a store whose test says when holds may be gone.
+type doubtful struct {
+	*mem.Store
+	doubt func(store.ID)
+}
+
+func (s *doubtful) Watch(_ string, doubt func(store.ID)) (stop func()) {
+	s.doubt = doubt
+	return func() {}
+}
+
+// openDoubtful returns a client with many holds that are watched, and the doubt of its store.
+func openDoubtful(t *testing.T, w *stage.World, options ...relock.Option) (c *relock.Client, doubt func(store.ID)) {
+	t.Helper()
+	s := &doubtful{Store: mem.New()}
+	c, err := relock.Open(s, options...)
 	require.NoError(t, err)
-	var walks []string
-	for _, f := range files {
-		if !strings.HasSuffix(f.Name(), ".go") || strings.HasSuffix(f.Name(), "_test.go") {
-			continue
-		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), f.Name(), nil, 0)
-		require.NoError(t, err)
-		ast.Inspect(parsed, func(n ast.Node) bool {
-			var walk string
-			switch n := n.(type) {
-			case *ast.RangeStmt:
-				walk = types.ExprString(n.X)
-			case *ast.CallExpr:
-				walk = types.ExprString(n.Fun)
-			default:
-				return true
-			}
-			for _, all := range []string{"t.holds", "table.holds", "t.wanted", "table.wanted", "leases.All"} {
-				if strings.HasSuffix(walk, all) {
-					walks = append(walks, f.Name()+" "+walk)
-				}
-			}
-			return true
-		})
-	}
-	require.Equal(t, []string{"hold.go t.holds"}, walks, "table.each lets others have the mutex on its way")
+	enterMany(t, w, c)
+	stage.Pass(time.Second) // the sections are old enough to be watched
+	return c, s.doubt
 }
 
 func TestADoubtAboutOneHoldLooksAtNoOther(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		enterMany(t, w, m)
-		stage.Settle()
-		doubt := relock.DoubtOf(m.Client, store.ID(m.ID()+":1:100000")) // no hold
-		require.Zero(t, testing.AllocsPerRun(10, doubt), "of a list of all holds")
+		c, doubt := openDoubtful(t, w)
+		noHold := store.ID(c.ID() + ":1:100000")
+		require.Zero(t, testing.AllocsPerRun(10, func() { doubt(noHold) }), "of a list of all holds")
+		require.NoError(t, c.Close())
 	})
 }
 
 func TestADoubtAboutAllOfManyHoldsRenewsEach(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var r stage.Recorder
-		m := w.NewClient(relock.WithHooks(r.Hooks()))
-		enterMany(t, w, m)
-		relock.DoubtOf(m.Client, "")()
+		c, doubt := openDoubtful(t, w, relock.WithHooks(r.Hooks()))
+		doubt("")
 		stage.Settle()
 		renewed := 0
 		for _, e := range stage.EventsOf[event.Renewed](&r) {
 			renewed += e.Locks
 		}
 		require.Equal(t, manyHolds, renewed)
+		require.NoError(t, c.Close())
 	})
 }
 
@@ -96,7 +82,7 @@ func TestEachHoldThatEndsWhileItsClientClosesIsReportedOnce(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
-		locks, sections := enterMany(t, w, m)
+		locks, sections := enterMany(t, w, m.Client)
 		var leaving sync.WaitGroup
 		leaving.Go(func() {
 			for i, l := range slices.Backward(locks) {
