@@ -2,12 +2,12 @@ package ticket
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/problem"
 )
 
 const typePrefix = "https://pkg.go.dev/github.com/go-relock/relock/ticket#"
@@ -44,43 +44,35 @@ const (
 	TypeInternal = typePrefix + "TypeInternal"
 )
 
-// problem is a problem of RFC 9457.
-type problem struct {
-	Type   string `json:"type"`
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-}
-
 // problemOf returns the problem for an error of From, Verify, Borrow and Accept.
-func problemOf(err error) problem {
+func problemOf(err error) *problem.Problem {
 	switch {
 	case errors.Is(err, ErrMissing):
-		return problem{TypeMissing, "The request has no " + Header, http.StatusBadRequest}
+		return &problem.Problem{Type: TypeMissing, Title: "The request has no " + Header, Status: http.StatusBadRequest}
 	case errors.Is(err, ErrSignature):
-		return problem{TypeSignature, "The ticket is not signed by a known issuer", http.StatusUnauthorized}
+		return &problem.Problem{Type: TypeSignature, Title: "The ticket is not signed by a known issuer", Status: http.StatusUnauthorized}
 	case errors.Is(err, ErrExpired):
-		return problem{TypeExpired, "The ticket has expired", http.StatusUnauthorized}
+		return &problem.Problem{Type: TypeExpired, Title: "The ticket has expired", Status: http.StatusUnauthorized}
 	case errors.Is(err, ErrAudience), errors.Is(err, errOther):
-		return problem{TypeOther, "The ticket is for another service or lock", http.StatusForbidden}
+		return &problem.Problem{Type: TypeOther, Title: "The ticket is for another service or lock", Status: http.StatusForbidden}
 	case errors.Is(err, relock.ErrTicket):
-		return problem{TypeUsed, "The ticket was used, or has expired", http.StatusConflict}
+		return &problem.Problem{Type: TypeUsed, Title: "The ticket was used, or has expired", Status: http.StatusConflict}
 	case errors.Is(err, relock.ErrLockLost):
-		return problem{TypeLost, "The hold of the ticket is gone", http.StatusConflict}
+		return &problem.Problem{Type: TypeLost, Title: "The hold of the ticket is gone", Status: http.StatusConflict}
 	case errors.Is(err, relock.ErrInvalid):
-		return problem{TypeInternal, "The ticket cannot be used here", http.StatusInternalServerError}
+		return &problem.Problem{Type: TypeInternal, Title: "The ticket cannot be used here", Status: http.StatusInternalServerError}
 	default:
-		return problem{TypeUnavailable, "The ticket could not be used", http.StatusServiceUnavailable}
+		return &problem.Problem{Type: TypeUnavailable, Title: "The ticket could not be used", Status: http.StatusServiceUnavailable}
 	}
 }
 
-func (p problem) write(w http.ResponseWriter) {
-	body, _ := json.Marshal(p) // strings and a number
-	w.Header().Set("Content-Type", "application/problem+json")
+// refuse sends the problem of an error.
+func refuse(w http.ResponseWriter, err error) {
+	p := problemOf(err)
 	if p.Status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", Header)
 	}
-	w.WriteHeader(p.Status)
-	_, _ = w.Write(body) // the client may be gone
+	p.Write(w)
 }
 
 // errOther reports a ticket for another lock than the lock of the request.
@@ -108,14 +100,14 @@ func (v *Verifier) Handler(lockOf func(*http.Request) *relock.Lock, next http.Ha
 		lock, section, err := v.enter(asking, r, lockOf)
 		isInTime := keep()
 		if err != nil {
-			problemOf(err).write(w)
+			refuse(w, err)
 			return
 		}
 		// A loss has ended the context of next, and is logged by the client of the lock; a release
 		// without an answer is repeated by its cleanup.
 		defer func() { _ = lock.Unlock(section) }()
 		if !isInTime { // the client has gone away since
-			problemOf(lifetime.Ended(r.Context())).write(w)
+			refuse(w, lifetime.Ended(r.Context()))
 			return
 		}
 		work, stop := lifetime.Work(section, r.Context())

@@ -109,7 +109,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	req, refused := m.read(w, r)
 	if refused != nil {
-		refused.write(w)
+		refused.Write(w)
 		return
 	}
 	m.answer(w, req, next)
@@ -140,7 +140,7 @@ func (m *middleware) answer(w http.ResponseWriter, req *request, next http.Handl
 	case recorded != nil: // whatever err is, see New
 		recorded.send(w)
 	case err != nil:
-		problemOf(err).write(w)
+		problemOf(err).Write(w)
 	default:
 		stored.replay(w)
 	}

@@ -1,10 +1,10 @@
 package oncehttp
 
 import (
-	"encoding/json"
 	"errors"
 	"net/http"
 
+	"github.com/go-relock/relock/internal/problem"
 	"github.com/go-relock/relock/once"
 )
 
@@ -48,74 +48,64 @@ const (
 	TypeUnavailable = typePrefix + "TypeUnavailable"
 )
 
-// problem is a problem of RFC 9457.
-type problem struct {
-	Type   string `json:"type"`
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-	Detail string `json:"detail"`
-
-	retryAfter string // seconds
-}
-
 var (
-	unknownCaller = problem{
+	unknownCaller = problem.Problem{
 		Type: TypeUnknownCaller, Status: http.StatusUnauthorized,
 		Title:  "The caller is not known",
 		Detail: "An Idempotency-Key belongs to a caller, and the request names none.",
 	}
-	missingKey = problem{
+	missingKey = problem.Problem{
 		Type: TypeMissingKey, Status: http.StatusBadRequest,
 		Title:  "Idempotency-Key is missing",
 		Detail: "This operation needs the request header Idempotency-Key.",
 	}
-	malformedKey = problem{
+	malformedKey = problem.Problem{
 		Type: TypeMalformedKey, Status: http.StatusBadRequest,
 		Title: "Idempotency-Key is malformed",
 	}
-	unreadableBody = problem{
+	unreadableBody = problem.Problem{
 		Type: TypeUnreadableBody, Status: http.StatusBadRequest,
 		Title:  "The request body is not readable",
 		Detail: "The request body ended early.",
 	}
-	bodyTooLarge = problem{
+	bodyTooLarge = problem.Problem{
 		Type: TypeBodyTooLarge, Status: http.StatusRequestEntityTooLarge,
 		Title:  "The request body is too large",
 		Detail: "The request body is longer than this operation allows.",
 	}
-	mismatch = problem{
+	mismatch = problem.Problem{
 		Type: TypeMismatch, Status: http.StatusUnprocessableEntity,
 		Title:  "Idempotency-Key is already used",
 		Detail: "The key was used with another request. Send this request with a key of its own.",
 	}
-	inFlight = problem{
+	inFlight = problem.Problem{
 		Type: TypeInFlight, Status: http.StatusConflict,
 		Title:      "A request with this Idempotency-Key is running",
 		Detail:     "An earlier request with the same key has not ended. Repeat later to get its response.",
-		retryAfter: "1",
+		RetryAfter: 1,
 	}
-	interrupted = problem{
+	interrupted = problem.Problem{
 		Type: TypeInterrupted, Status: http.StatusConflict,
 		Title: "An earlier attempt was interrupted",
 		Detail: "An earlier request with the same key began and never ended. It may have been carried out. " +
 			"Find out before you send the request with another key.",
 	}
-	noResult = problem{
+	noResult = problem.Problem{
 		Type: TypeNoResult, Status: http.StatusConflict,
 		Title:  "The response is not kept",
 		Detail: "The request was carried out before. Its response was too large to be kept.",
 	}
-	unavailable = problem{
+	unavailable = problem.Problem{
 		Type: TypeUnavailable, Status: http.StatusServiceUnavailable,
 		Title: "The request cannot be checked",
 		Detail: "The store of idempotency keys does not answer, so this request was not carried out. " +
 			"If the same request was sent before, that one may have been. Repeat with the same key.",
-		retryAfter: "1",
+		RetryAfter: 1,
 	}
 )
 
 // problemOf returns the problem for an error of once.Do that has not run the handler.
-func problemOf(err error) *problem {
+func problemOf(err error) *problem.Problem {
 	switch {
 	case errors.Is(err, once.ErrMismatch):
 		return &mismatch
@@ -128,20 +118,4 @@ func problemOf(err error) *problem {
 	default:
 		return &unavailable
 	}
-}
-
-// because returns the problem with a detail.
-func (p problem) because(err error) *problem {
-	p.Detail = err.Error()
-	return &p
-}
-
-// write sends the problem.
-func (p *problem) write(w http.ResponseWriter) {
-	body, _ := json.Marshal(p) // strings and a number
-	w.Header().Set("Content-Type", "application/problem+json")
-	if p.retryAfter != "" {
-		w.Header().Set("Retry-After", p.retryAfter)
-	}
-	write(w, p.Status, body)
 }

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/go-relock/relock/internal/problem"
 )
 
 // maxKeyLen is the longest key of a client in bytes.
@@ -38,7 +40,7 @@ func (m *middleware) applies(r *http.Request) bool {
 }
 
 // read reads all of a request that runs once, or says why it is refused.
-func (m *middleware) read(w http.ResponseWriter, r *http.Request) (*request, *problem) {
+func (m *middleware) read(w http.ResponseWriter, r *http.Request) (*request, *problem.Problem) {
 	scope, err := m.scope(r)
 	if err != nil || scope == "" {
 		return nil, &unknownCaller
@@ -49,7 +51,7 @@ func (m *middleware) read(w http.ResponseWriter, r *http.Request) (*request, *pr
 	}
 	key, err := parseKey(fields)
 	if err != nil {
-		return nil, malformedKey.because(err)
+		return nil, malformedKey.Because(err)
 	}
 	body, refused := m.readBody(w, r)
 	if refused != nil {
@@ -64,7 +66,7 @@ func (m *middleware) read(w http.ResponseWriter, r *http.Request) (*request, *pr
 	}, nil
 }
 
-func (m *middleware) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
+func (m *middleware) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *problem.Problem) {
 	if r.Body == nil { // not from a server
 		return nil, nil
 	}

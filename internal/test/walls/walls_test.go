@@ -37,7 +37,10 @@ var walls = map[string][]string{
 	// What the hooks get: nothing of locks, so that the root can make it.
 	"event": {relock + "internal/events"},
 	// Sections that travel: on a lock, and with a library for tokens.
-	"ticket": {"github.com/golang-jwt/jwt/v5", strings.TrimSuffix(relock, "/"), relock + "event", relock + "internal/inside", relock + "internal/lifetime"},
+	"ticket": {
+		"github.com/golang-jwt/jwt/v5", strings.TrimSuffix(relock, "/"), relock + "event", relock + "internal/inside", relock + "internal/lifetime",
+		relock + "internal/problem",
+	},
 	// The stores in Redis: nothing of clients and locks.
 	"internal/redisstore": {
 		goRedis, uuid, relock + "internal/attempts", relock + "internal/group", relock + "internal/lifetime",
