@@ -2,10 +2,8 @@ package relock
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
+	"fmt"
 	"log/slog"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,6 +100,76 @@ func (c *Client) use(s store.Store) (*Client, error) {
 	return c, nil
 }
 
+// NewLock returns the lock called name, 1 to [MaxNameLen] bytes. NewLock does not talk to the
+// store. Locks are cheap: make a Lock for each use, or keep the Lock. Two Locks of one name are the
+// same lock.
+//
+// In Redis a name with a hash tag, such as "{user:7}:cart", is used unchanged, so several locks can
+// share a cluster slot. Other names get a hash tag ("x" and "{x}" are the same lock). NewLock
+// refuses a name such as "}", as its keys would have no slot in common, and a name such as
+// "{x}:queue" or "{x}:token", a key of another lock. With [WithRedissonLayout] every name is used
+// unchanged, and in a cluster NewLock refuses a name if Redisson would put its key and its channel
+// into different slots.
+//
+// Every method of the lock with an error result reports a wrong name or option, or a demand beyond
+// the store ([errors.ErrUnsupported]), as [ErrInvalid]. [Lock.Err] reports the same error.
+func (c *Client) NewLock(name string, options ...Option) *Lock {
+	return c.newLock(store.Ask{Name: name, Kind: store.Mutex, Limit: 1}, options)
+}
+
+func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
+	if c == nil || c.store == nil {
+		return &Lock{name: ask.Name, settings: &settings{}, err: errZeroClient}
+	}
+	l := &Lock{client: c, name: ask.Name, settings: &c.settings}
+	if len(options) > 0 {
+		s, err := c.settings.with(options, ofLock)
+		if err != nil {
+			l.err = err
+			return l
+		}
+		l.settings = &s
+	}
+	if l.settings.maxWaiters > 0 && c.races {
+		l.err = invalid("WithMaxWaiters(%d): the waiters of this store race, and have no queue to count", l.settings.maxWaiters)
+		return l
+	}
+	if l.err = checkName(ask.Name); l.err == nil {
+		ask.Report = (*reporter)(l)
+		ask.TTL, ask.Delay, ask.Acks = l.settings.ttl, l.settings.delay, l.settings.acks
+		l.ask, l.err = c.store.Check(ask)
+		l.err = asInvalid(l.err)
+	}
+	return l
+}
+
+// Check asks the store for everything that mutexes with the client's options will need (in Redis:
+// commands, pub/sub, replicas), and returns nil, or one error that names all missing parts, or the
+// first. A server that does not serve is a single line. Check takes at most 3 s, 6 s with a quorum,
+// and the time of [WithReplicaAcks]. In Redis Check does not ask for the six commands that only
+// other kinds of locks, loans and the search for deadlocks need, see docs/OPERATIONS.md. Check is
+// for the start of a process. Check leaves nothing in the store. The text of an error has a line for
+// each missing part. Errors: ctx's, [ErrUnavailable], errors of the store.
+func (c *Client) Check(ctx context.Context) error {
+	l := c.NewLock("check")
+	if err := l.check(ctx); err != nil {
+		return err
+	}
+	ctx = &lifetime.Guarded{Context: ctx}
+	ask := l.ask
+	ask.ID, _ = c.newID("")
+	var err error
+	if checker, is := c.store.(store.Checker); is {
+		err = checker.CheckServer(ctx, ask)
+	} else {
+		_, err = c.store.Look(ctx, ask)
+	}
+	if err != nil {
+		err = fmt.Errorf("relock: %w", err)
+	}
+	return err
+}
+
 // ID returns the name of this client: a UUID, with the name of [WithOwner] in front, if one is
 // given. The name of each holder of this client begins with the ID, so a refusal, [State] or a log
 // line leads to the process with the same ID in its log.
@@ -175,90 +243,6 @@ func (c *Client) isClosed() bool { return c.life.Err() != nil }
 // isOf says whether e is an entry of this client. Another client numbers its holds by itself.
 func (c *Client) isOf(e *entry) bool { return e.hold.client == c }
 
-// stopper ends a context early.
-type stopper interface{ Stop() }
-
-// bound returns a context that ends with ctx, with the client, and after wait if wait is above 0.
-func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context, stopper) {
-	switch {
-	case wait > 0:
-		e := lifetime.EndingAfter(ctx, c.life, wait, errWaitOver)
-		return e, e
-	case ctx.Done() == nil:
-		return lifetime.Of(c.life, ctx), endless{}
-	default:
-		e := lifetime.EndingWith(ctx, c.life)
-		return e, e
-	}
-}
-
-type endless struct{}
-
-func (endless) Stop() {}
-
-// boundCall is bound for a call that asks for a lock: the stop around caller ends the context, too.
-func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (context.Context, stopper) {
-	ctx, end := c.bound(ctx, wait)
-	ctx, cancel := stoppable(ctx, caller)
-	if cancel == nil {
-		return ctx, end
-	}
-	return ctx, both{stopFunc(cancel), end}
-}
-
-// answerLimit is how long a call that does not wait gives a store to answer, or a little longer.
-const answerLimit = 2 * time.Second
-
-// boundAsk is boundCall for the ask of a call, which has answerLimit if it does not wait.
-func (c *Client) boundAsk(ctx, caller context.Context, wait time.Duration, acks store.Acks) (context.Context, stopper) {
-	ctx, end := c.boundCall(ctx, caller, wait)
-	var limited *lifetime.Ending
-	switch {
-	case wait != 0:
-		return ctx, end
-	case acks.Timeout > 0:
-		limited = lifetime.EndingAfter(ctx, c.life, answerLimit+acks.Timeout, errSilent)
-	default:
-		limited = lifetime.EndingWith(ctx, c.answers.At(time.Now()))
-	}
-	return limited, both{limited, end}
-}
-
-type both struct{ inner, outer stopper }
-
-func (b both) Stop() { b.inner.Stop(); b.outer.Stop() }
-
-type stopFunc context.CancelFunc
-
-func (f stopFunc) Stop() { f() }
-
 func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
 	c.events.Log(l, level, msg, attrs...)
-}
-
-// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both,
-// so that the last number of an ID is unique in the client. The number ends with random digits:
-// errors and logs show the holder, and nobody can make the ticket of a hold from its holder.
-func (c *Client) newID(holder Holder) (store.ID, Holder) {
-	n := c.numbers.Add(1)
-	var room [128]byte
-	id := append(room[:0], holder...)
-	if holder == "" {
-		id = strconv.AppendInt(append(append(id, c.id...), ':'), n, 10)
-	}
-	end := len(id)
-	id = strconv.AppendInt(append(id, ':'), n, 10)
-	name := string(strconv.AppendUint(id, secretDigits(), 10))
-	return store.ID(name), Holder(name[:end]) // both in one allocation
-}
-
-// randomDigits is the number of digits of secretDigits.
-const randomDigits = 12
-
-// secretDigits returns a random number of randomDigits digits.
-func secretDigits() uint64 {
-	const least, most = 100_000_000_000, 1_000_000_000_000
-	var random [8]byte
-	_, _ = rand.Read(random[:]) // never fails
-	return least + binary.NativeEndian.Uint64(random[:])%(most-least)
 }

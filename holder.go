@@ -2,7 +2,10 @@ package relock
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"iter"
+	"strconv"
 	"strings"
 
 	"github.com/go-relock/relock/event"
@@ -38,6 +41,33 @@ func Around(ctx context.Context) iter.Seq[event.Section] {
 func (c *Client) hasMade(h Holder) bool {
 	number, is := strings.CutPrefix(string(h), c.id)
 	return is && strings.HasPrefix(number, ":")
+}
+
+// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both,
+// so that the last number of an ID is unique in the client. The number ends with random digits:
+// errors and logs show the holder, and nobody can make the ticket of a hold from its holder.
+func (c *Client) newID(holder Holder) (store.ID, Holder) {
+	n := c.numbers.Add(1)
+	var room [128]byte
+	id := append(room[:0], holder...)
+	if holder == "" {
+		id = strconv.AppendInt(append(append(id, c.id...), ':'), n, 10)
+	}
+	end := len(id)
+	id = strconv.AppendInt(append(id, ':'), n, 10)
+	name := string(strconv.AppendUint(id, secretDigits(), 10))
+	return store.ID(name), Holder(name[:end]) // both in one allocation
+}
+
+// randomDigits is the number of digits of secretDigits.
+const randomDigits = 12
+
+// secretDigits returns a random number of randomDigits digits.
+func secretDigits() uint64 {
+	const least, most = 100_000_000_000, 1_000_000_000_000
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return least + binary.NativeEndian.Uint64(random[:])%(most-least)
 }
 
 // numberOf returns the number of an ID that no other hold of the client has: the last one, without

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
 )
 
 // WithStop returns a context like ctx for a service that shuts down gracefully. When stop is done,
@@ -52,3 +54,60 @@ func isStop(err error) bool {
 	var stop *stopError
 	return errors.As(err, &stop)
 }
+
+// stopper ends a context early.
+type stopper interface{ Stop() }
+
+// bound returns a context that ends with ctx, with the client, and after wait if wait is above 0.
+func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context, stopper) {
+	switch {
+	case wait > 0:
+		e := lifetime.EndingAfter(ctx, c.life, wait, errWaitOver)
+		return e, e
+	case ctx.Done() == nil:
+		return lifetime.Of(c.life, ctx), endless{}
+	default:
+		e := lifetime.EndingWith(ctx, c.life)
+		return e, e
+	}
+}
+
+type endless struct{}
+
+func (endless) Stop() {}
+
+// boundCall is bound for a call that asks for a lock: the stop around caller ends the context, too.
+func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (context.Context, stopper) {
+	ctx, end := c.bound(ctx, wait)
+	ctx, cancel := stoppable(ctx, caller)
+	if cancel == nil {
+		return ctx, end
+	}
+	return ctx, both{stopFunc(cancel), end}
+}
+
+// answerLimit is how long a call that does not wait gives a store to answer, or a little longer.
+const answerLimit = 2 * time.Second
+
+// boundAsk is boundCall for the ask of a call, which has answerLimit if it does not wait.
+func (c *Client) boundAsk(ctx, caller context.Context, wait time.Duration, acks store.Acks) (context.Context, stopper) {
+	ctx, end := c.boundCall(ctx, caller, wait)
+	var limited *lifetime.Ending
+	switch {
+	case wait != 0:
+		return ctx, end
+	case acks.Timeout > 0:
+		limited = lifetime.EndingAfter(ctx, c.life, answerLimit+acks.Timeout, errSilent)
+	default:
+		limited = lifetime.EndingWith(ctx, c.answers.At(time.Now()))
+	}
+	return limited, both{limited, end}
+}
+
+type both struct{ inner, outer stopper }
+
+func (b both) Stop() { b.inner.Stop(); b.outer.Stop() }
+
+type stopFunc context.CancelFunc
+
+func (f stopFunc) Stop() { f() }
