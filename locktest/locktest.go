@@ -31,14 +31,14 @@ type Promise string
 
 // The promises that a [Harness] may list in Without.
 const (
-	FIFO      Promise = "FIFO"      // the longest waiter is served, and State counts the waiters
-	Names     Promise = "Names"     // State and refusals name the holder
-	AnyName   Promise = "AnyName"   // names with colons and capitals; without the promise, NewLock refuses them
-	Rest      Promise = "Rest"      // State tells the rest of a lease; without the promise, the whole lease
-	Tokens    Promise = "Tokens"    // Token draws; without the promise it is errors.ErrUnsupported
-	Acks      Promise = "Acks"      // WithReplicaAcks; without the promise, NewLock refuses it
-	Watch     Promise = "Watch"     // a ForceUnlock ends the section at once
-	Kinds     Promise = "Kinds"     // read-write locks and semaphores; without the promise, NewRWLock and NewSemaphore refuse them
+	FIFO    Promise = "FIFO"    // the longest waiter is served, and State counts the waiters
+	Names   Promise = "Names"   // State and refusals name the holder
+	AnyName Promise = "AnyName" // names with colons and capitals; without the promise, NewLock refuses them
+	Rest    Promise = "Rest"    // State tells the rest of a lease; without the promise, the whole lease
+	Tokens  Promise = "Tokens"  // Token draws; without the promise it is errors.ErrUnsupported
+	Acks    Promise = "Acks"    // WithReplicaAcks; without the promise, NewLock refuses it
+	Watch   Promise = "Watch"   // a ForceUnlock ends the section at once
+	Kinds   Promise = "Kinds"   // read-write locks and semaphores; without the promise, NewRWLock and NewSemaphore refuse them
 	// Semaphores is a part of Kinds; without the promise, NewSemaphore refuses.
 	Semaphores Promise = "Semaphores"
 	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is minus that of the last

@@ -790,11 +790,13 @@ func TestCrowdsAtDifferentMembersFindTogether(t *testing.T) {
 		for reached := range r.members {
 			s, view := r.seen()
 			for i, m := range view {
-				m.down.Store(i != reached)
+				if i != reached {
+					m.down()
+				}
 			}
 			time.AfterFunc(2*time.Second, func() {
 				for _, m := range view {
-					m.down.Store(false)
+					m.Heal()
 				}
 			})
 			c, err := relock.Open(s, relock.WithTTL(4*time.Second))
