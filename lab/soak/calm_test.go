@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -226,7 +227,7 @@ func (l *line) caller(reads bool) *caller {
 	c := &caller{limit: 1, fixed: l.IntN(2) == 0, ask: l.log.Now()}
 	var options []relock.Option
 	if c.fixed {
-		options = append(options, relock.WithFixedLease(10*l.ttl))
+		options = append(options, relock.WithFixedLease(cmp.Or(l.longest, 10*l.ttl)))
 	}
 	c.lock = l.of(l.clients[l.IntN(len(l.clients))], reads, options...)
 	switch {

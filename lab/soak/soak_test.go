@@ -50,6 +50,7 @@ const (
 type setting struct {
 	begin    func(*soak) world // starts the servers
 	ttl      time.Duration     // of the locks
+	longest  time.Duration     // lease that the store keeps; 0: many of ttl
 	patience time.Duration     // of the clients of Redis and of a store in memory
 	serves   []string          // of kindNames: locks of other kinds that the store has
 	parts    []string          // nil: parts

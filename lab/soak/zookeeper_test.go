@@ -20,7 +20,9 @@ import (
 // onZooKeeper is an ensemble of three. A session is twice as long as a lease. The leader stays: a
 // member of ZooKeeper 3.8.0 that follows a new leader may lose what was committed, see
 // docs/STORES.md.
-var onZooKeeper = setting{begin: startZooKeeper, ttl: 3 * time.Second, serves: []string{book}, mode: history.Mode{Drawn: true}}
+var onZooKeeper = setting{
+	begin: startZooKeeper, ttl: 3 * time.Second, longest: 4500 * time.Millisecond, serves: []string{book}, mode: history.Mode{Drawn: true},
+}
 
 type zkWorld struct {
 	network
