@@ -818,6 +818,40 @@ func TestCrowdsAtDifferentMembersFindTogether(t *testing.T) {
 	})
 }
 
+// lookless is a member in a crowd, whose answer to a Look is late.
+type lookless struct{ *mem.Store }
+
+func (s lookless) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	<-ctx.Done()
+	return store.State{}, store.Unavailable(ctx.Err())
+}
+
+func TestAWaiterStaysWithAMemberThatAnswersOtherCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		s := r.over(func(_ int, m *mem.Store) store.Store { return lookless{m} })
+		l, err := s.Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		done := make(chan store.Lease)
+		go func() {
+			l, err := s.Wait(t.Context(), ask(minute), nothing)
+			assert.NoError(t, err)
+			done <- l
+		}()
+		for range 10 {
+			pass(longestBeat / 2)
+			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		}
+		for i, m := range r.members {
+			state, err := m.Look(t.Context(), l.Ask)
+			require.NoError(t, err)
+			require.Equal(t, map[bool]int{true: 1, false: 0}[i == 0], state.Waiters, "member %d", i)
+		}
+		require.NoError(t, s.Release(t.Context(), l))
+		require.NoError(t, s.Release(t.Context(), <-done))
+	})
+}
+
 // TestWaitersAreServedInTheOrderOfArrival has 64 waiters of 8 processes that reach all members.
 func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

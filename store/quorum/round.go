@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -96,11 +97,26 @@ func within[T any](ctx context.Context, q *quorum, i int, limit time.Duration,
 	}
 	switch {
 	case answered(err):
-		q.silent[i].Store(false)
+		q.hear(i)
 	case unavailable(err) && ctx.Err() == nil:
 		q.silent[i].Store(true)
 	}
 	return v, err
+}
+
+// hear notes an answer of a member.
+func (q *quorum) hear(i int) {
+	q.silent[i].Store(false)
+	q.heard[i].Store(max(1, int64(time.Since(q.begun))))
+}
+
+// quiet returns the time since the last answer of a member to any call.
+func (q *quorum) quiet(i int) time.Duration {
+	last := q.heard[i].Load()
+	if last == 0 {
+		return math.MaxInt64
+	}
+	return time.Since(q.begun) - time.Duration(last)
 }
 
 // answered reports whether err is the word of a member that could be reached.

@@ -33,7 +33,9 @@ import (
 type quorum struct {
 	members  []store.Store
 	majority int
-	silent   []atomic.Bool   // the member gave no answer in time, and no answer since
+	silent   []atomic.Bool  // the member gave no answer in time, and no answer since
+	heard    []atomic.Int64 // when the member answered last: a time since begun; 0: never
+	begun    time.Time
 	group    group.Group     // goroutines of calls that have returned
 	life     context.Context // ends with Close
 	end      context.CancelFunc
@@ -65,7 +67,7 @@ func New(members ...store.Store) (store.Store, error) {
 	life, end := context.WithCancel(context.Background())
 	return &quorum{
 		members: slices.Clone(members), majority: n/2 + 1, life: life, end: end,
-		silent: make([]atomic.Bool, n), late: make(map[store.ID][]*late), ending: make(map[store.ID]int),
+		silent: make([]atomic.Bool, n), heard: make([]atomic.Int64, n), begun: time.Now(), late: make(map[store.ID][]*late), ending: make(map[store.ID]int),
 		fills: make(map[place]*time.Timer),
 	}, nil
 }

@@ -163,7 +163,7 @@ func (w *waiting) start(i int, c call) {
 //	state     event                                       action
 //	each      a refusal by a member, as progress          progressed
 //	queueing  a member before the anchor answers          moveBack; go on below
-//	queueing  Look fails at the anchor                    the anchor is silent, moveOn
+//	queueing  Look fails at the anchor                    if no call has its answers, it is silent, moveOn
 //	queueing  Look is answered at the anchor              the next look is due after a beat
 //	each      Enter fails at the anchor                   the ID is spent
 //	each      a lease from long ago comes                 the hold does not count yet, Enter; go on below
@@ -181,7 +181,7 @@ func (w *waiting) note(e event) {
 	w.ended(e)
 	switch {
 	case e.call == callLook && e.member == w.anchor && !w.taking:
-		if e.err != nil {
+		if e.err != nil && w.quiet(e.member) >= attemptLimit(w.ask) {
 			w.silent[e.member].Store(true)
 			w.moveOn()
 			return
@@ -244,7 +244,7 @@ func (w *waiting) refusedBy(member int, owner store.ID) {
 // noteAnswer notes that a member can be reached.
 func (w *waiting) noteAnswer(i int) {
 	w.seats[i].answered = true
-	w.silent[i].Store(false)
+	w.hear(i)
 	if i < w.anchor && !w.taking {
 		w.moveBack(i)
 	}
@@ -300,13 +300,22 @@ func (w *waiting) takingLimit() time.Duration { return min(w.ask.TTL/2, longestT
 func (w *waiting) resetTaking(limit time.Duration) { w.alarm.Reset(limit/2 + rand.N(limit/2+1)) }
 
 // overdue acts at the alarm: a majority has not come, the anchor is due for a look, or the anchor
-// is silent.
+// is silent. An anchor that answers other calls is not silent: the answer for this call is late, as in
+// a crowd. If no member has answered, one is as good as another.
 func (w *waiting) overdue() {
-	switch {
+	s, due := w.seats[w.anchor], attemptLimit(w.ask)
+	if s.answered {
+		due = w.beat()
+	}
+	switch quiet := w.quiet(w.anchor); {
 	case w.taking:
 		w.spent = true
-	case w.seats[w.anchor].answered:
+	case quiet < due:
+		w.alarm.Reset(due - quiet)
+	case s.answered:
 		w.start(w.anchor, callLook)
+	case w.count(seat.hasAnswered) == 0:
+		w.alarm.Reset(due)
 	default:
 		w.silent[w.anchor].Store(true)
 		w.moveOn()
