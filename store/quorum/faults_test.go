@@ -792,13 +792,9 @@ func TestCrowdsAtDifferentMembersFindTogether(t *testing.T) {
 			for i, m := range view {
 				if i != reached {
 					m.down()
+					time.AfterFunc(2*time.Second, m.Heal)
 				}
 			}
-			time.AfterFunc(2*time.Second, func() {
-				for _, m := range view {
-					m.Heal()
-				}
-			})
 			c, err := relock.Open(s, relock.WithTTL(4*time.Second))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, c.Close()) })
@@ -818,18 +814,10 @@ func TestCrowdsAtDifferentMembersFindTogether(t *testing.T) {
 	})
 }
 
-// lookless is a member in a crowd, whose answer to a Look is late.
-type lookless struct{ *mem.Store }
-
-func (s lookless) Look(ctx context.Context, a store.Ask) (store.State, error) {
-	<-ctx.Done()
-	return store.State{}, store.Unavailable(ctx.Err())
-}
-
 func TestAWaiterStaysWithAMemberThatAnswersOtherCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
-		s := r.over(func(_ int, m *mem.Store) store.Store { return lookless{m} })
+		s := r.linked(func(_ int, k *stage.Link) { k.On(stage.Silence, stage.CmdLook) })
 		l, err := s.Try(t.Context(), ask(minute))
 		require.NoError(t, err)
 		done := make(chan store.Lease)
