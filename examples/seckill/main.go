@@ -131,7 +131,7 @@ func (c *counts) click(ctx context.Context, s *shop, user string) {
 		busy++
 		select {
 		case <-time.After(pause/2 + mathrand.N(pause)):
-			pause = min(2*pause, time.Second)
+			pause = min(2*pause, 5*time.Second)
 		case <-ctx.Done():
 		}
 	}

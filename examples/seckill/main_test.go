@@ -74,6 +74,7 @@ func TestAFullQueueRefusesAtOnce(t *testing.T) {
 
 func TestAnAttemptAfterACrashFindsTheOrder(t *testing.T) {
 	s := shopsOn(t, 1)[0]
+	require.NoError(t, s.rdb.Set(t.Context(), s.stockKey, 1, 0).Err()) // the last item
 	var sold order
 	require.Panics(t, func() {
 		_, _, _ = once.Do(t.Context(), s.once, "buy:phone:ann", func(ctx context.Context, _ once.Attempt) (order, error) {
@@ -89,7 +90,9 @@ func TestAnAttemptAfterACrashFindsTheOrder(t *testing.T) {
 	require.Equal(t, sold, again)
 	left, err := s.rdb.Get(t.Context(), s.stockKey).Int()
 	require.NoError(t, err)
-	require.Equal(t, inStock-1, left)
+	require.Zero(t, left)
+	_, _, err = s.buy(t.Context(), "bob")
+	require.ErrorIs(t, err, errSoldOut)
 }
 
 func TestAnInterruptIsToldOnce(t *testing.T) {

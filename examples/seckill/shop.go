@@ -57,7 +57,7 @@ func newShop(options *redis.Options, prefix, product string) (*shop, error) {
 	s.queue = s.locks.NewSemaphore("queue:"+product, permits)
 	s.sale = s.locks.NewLock("sale:" + product)
 	// A record has to outlive every repeated click. A shop would keep the default, a day.
-	s.once, err = once.New(s.locks, once.WithRetention(time.Minute))
+	s.once, err = once.New(s.locks, once.WithRetention(10*time.Minute))
 	if err != nil {
 		return nil, errors.Join(err, s.close())
 	}
@@ -95,6 +95,10 @@ func (s *shop) buy(ctx context.Context, user string) (o order, replayed bool, er
 // The lock keeps the stock as it is while the price is calculated outside of Redis. Without such a
 // step no lock is needed: saleScript alone checks and writes in one step.
 func (s *shop) sell(ctx context.Context, user string) (o order, err error) {
+	// An interrupted attempt may have written the order, and taken the last item for it.
+	if written, err := s.rdb.HGet(ctx, s.ordersKey, user).Bytes(); !errors.Is(err, redis.Nil) {
+		return o, errors.Join(err, json.Unmarshal(written, &o))
+	}
 	// The stock never rises here, so 0 is final, and the crowd need not wait for the lock to learn it.
 	if left, err := s.rdb.Get(ctx, s.stockKey).Int(); err != nil || left == 0 {
 		return order{}, soldOutOr(err)
