@@ -149,3 +149,24 @@ func TestTheProgramsOfThePagesAreThere(t *testing.T) {
 		}
 	}
 }
+
+// A blank line between two rows ends a table for a reader, and not for its writer.
+func TestTheTablesOfThePagesAreWholeAndTheirLinesShort(t *testing.T) {
+	for _, path := range pages(t) {
+		content, err := os.ReadFile(path)
+		require.NoError(t, err)
+		lines, code := strings.Split(string(content), "\n"), false
+		for i, line := range lines {
+			row := strings.HasPrefix(line, "|")
+			if strings.HasPrefix(line, "```") {
+				code = !code
+			}
+			if row && !code && i > 1 && lines[i-1] == "" && strings.HasPrefix(lines[i-2], "|") {
+				require.True(t, strings.HasPrefix(lines[i+1], "|-"), "%s:%d: a row without its table", path, i+1)
+			}
+			if !row && !code && !strings.Contains(path, "decisions") && !strings.Contains(path, "CHANGELOG") && !strings.Contains(path, "testdata") {
+				require.LessOrEqual(t, len([]rune(line)), 160, "%s:%d", path, i+1)
+			}
+		}
+	}
+}
