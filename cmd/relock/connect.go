@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/pflag"
 
 	"github.com/go-relock/relock"
@@ -83,8 +82,7 @@ func (t target) unreadable() error {
 // opened is a store that is open.
 type opened struct {
 	store store.Store
-	rdb   redis.UniversalClient // has all queues; nil: a quorum or another store has the locks
-	uses  []io.Closer           // the store, and the clients under it
+	uses  []io.Closer // the store, and the clients under it
 }
 
 // backends has the kinds of stores by the scheme of their URLs. others has those that the build tag
@@ -139,15 +137,16 @@ func (c *connection) open() (opened, error) {
 
 // open makes a client over the store. closeAll closes all that is open, one after another, and
 // takes no longer than limit, so that a silent server does not keep the program from ending.
-func (a *app) open(options ...relock.Option) (o opened, client *relock.Client, closeAll func(limit time.Duration), err error) {
-	if o, err = a.conn.open(); err == nil {
+func (a *app) open(options ...relock.Option) (client *relock.Client, closeAll func(limit time.Duration), err error) {
+	o, err := a.conn.open()
+	if err == nil {
 		client, err = relock.Open(o.store, options...)
 	}
 	if err != nil {
 		for _, u := range o.uses {
 			_ = u.Close()
 		}
-		return o, nil, nil, err
+		return nil, nil, err
 	}
 	closeAll = func(limit time.Duration) {
 		done := make(chan struct{})
@@ -162,7 +161,7 @@ func (a *app) open(options ...relock.Option) (o opened, client *relock.Client, c
 		case <-time.After(limit):
 		}
 	}
-	return o, client, closeAll, nil
+	return client, closeAll, nil
 }
 
 // credentials matches the text between :// and @ in anything like a URL.

@@ -460,3 +460,6 @@ func inFrontOf(t *testing.T, listener net.Listener, server string) {
 		}
 	}()
 }
+
+// keyOf returns the key of a lock without a hash tag in its name.
+func keyOf(prefix, name string) string { return prefix + "{" + name + "}" }

@@ -17,12 +17,12 @@ import (
 // reading runs f with a reader of locks.
 func (a *app) reading(ctx context.Context, f func(ctx context.Context, r *reader) error) error {
 	const closeLimit = time.Second
-	o, client, closeAll, err := a.open()
+	client, closeAll, err := a.open()
 	if err != nil {
 		return a.failure(err)
 	}
 	defer closeAll(closeLimit)
-	return a.failure(f(ctx, &reader{rdb: o.rdb, client: client, prefix: a.conn.prefix}))
+	return a.failure(f(ctx, &reader{client}))
 }
 
 // print writes v as JSON, or else text.

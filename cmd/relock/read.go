@@ -3,53 +3,20 @@ package main
 import (
 	"cmp"
 	"context"
-	_ "embed"
 	"errors"
-	"fmt"
 	"path"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
+	"github.com/go-relock/relock/internal/queue"
 	"github.com/go-relock/relock/store"
 )
 
-// This file reads locks. With queue.lua it knows two things that the library does not export: the
-// key of a lock, and the members of a queue. docs/DESIGN.md describes both.
-
-// kindWords has the words for kinds of locks, and queues the suffixes of their queues in Redis.
-var (
-	kindWords = map[store.Kind]string{store.Mutex: "mutex", store.ReadWrite: "read_write", store.Semaphore: "semaphore"}
-	queues    = map[store.Kind]string{store.Mutex: ":queue", store.ReadWrite: ":rw:queue", store.Semaphore: ":permits:queue"}
-)
-
-// modes has the modes of places in queues; a semaphore has numbers of permits.
-var modes = map[string]event.Mode{"": event.ModeExclusive, "w": event.ModeExclusive, "r": event.ModeShared}
-
-// keyOf returns the key of a lock: prefix{name}, or prefix+name if the name has a hash tag. A name
-// that is such a key already stays as it is.
-func keyOf(prefix, name string) string {
-	switch {
-	case !hasTag(name):
-		return prefix + "{" + name + "}"
-	case strings.HasPrefix(name, prefix):
-		return name
-	default:
-		return prefix + name
-	}
-}
-
-// hasTag says whether Redis finds a hash tag in s: something between the first { and the first }
-// behind it.
-func hasTag(s string) bool {
-	_, rest, _ := strings.Cut(s, "{")
-	tag, _, closed := strings.Cut(rest, "}")
-	return closed && tag != ""
-}
+// kindWords has the words for kinds of locks.
+var kindWords = map[store.Kind]string{store.Mutex: "mutex", store.ReadWrite: "read_write", store.Semaphore: "semaphore"}
 
 // lockInfo is the JSON of a lock, for show, ls and watch. Fields without a value are left out.
 type lockInfo struct {
@@ -90,11 +57,7 @@ func (i lockInfo) holders() string {
 }
 
 // reader reads locks.
-type reader struct {
-	rdb    redis.UniversalClient // nil: no single Redis has the queues
-	client *relock.Client
-	prefix string
-}
+type reader struct{ client *relock.Client }
 
 // lockOf returns the lock of a kind, for reading its state and for ForceUnlock.
 func (r *reader) lockOf(k store.Kind, name string) *relock.Lock {
@@ -145,11 +108,11 @@ func (r *reader) info(ctx context.Context, l relock.Listed) (lockInfo, error) {
 			info.Holders = append(info.Holders, holding{h.Holder.String(), h.Mode, new(h.TTL.Milliseconds())})
 		}
 	}
-	if info.Waiters == 0 || r.rdb == nil {
+	if info.Waiters == 0 || r.client.Redis() == nil { // another store, or a quorum, shows no queues
 		return info, nil
 	}
 	var err error
-	if info.Queue, err = r.queue(ctx, keyOf(r.prefix, l.Name), l.Kind); err != nil {
+	if info.Queue, err = r.queue(ctx, l); err != nil {
 		return info, err
 	}
 	info.Waiters = len(info.Queue) + max(0, l.Waiters-firstPart)
@@ -166,30 +129,23 @@ func (r *reader) info(ctx context.Context, l relock.Listed) (lockInfo, error) {
 // from serving others. The rest is counted as Redis does.
 const firstPart = 1000
 
-//go:embed queue.lua
-var queueLua string
-
-var queueScript = redis.NewScript(queueLua)
-
-// queue returns the waiters that are there, by turn. A waiter is there if its client listens to its
-// channel of the lock; a release skips all others.
-func (r *reader) queue(ctx context.Context, key string, k store.Kind) (queue []waiter, err error) {
-	places, err := queueScript.Run(ctx, r.rdb, []string{key + queues[k]}, key, firstPart-1).Slice()
-	for _, place := range places {
-		holder, mode, wait := place.([]any)[0], place.([]any)[1], place.([]any)[2].(int64)
-		w := waiter{Holder: fmt.Sprint(holder), Mode: cmp.Or(modes[fmt.Sprint(mode)], event.ModePermit)}
-		if wait >= 0 {
-			w.WaitMs = &wait
+// queue returns the waiters that are there, by turn.
+func (r *reader) queue(ctx context.Context, l relock.Listed) (all []waiter, err error) {
+	places, err := queue.Read(ctx, r.client.Redis(), r.lockOf(l.Kind, l.Name).Key(), l.Kind, firstPart)
+	for _, p := range places {
+		w := waiter{Holder: p.Holder, Mode: p.Mode}
+		if p.Wait >= 0 {
+			w.WaitMs = new(p.Wait.Milliseconds())
 		}
-		queue = append(queue, w)
+		all = append(all, w)
 	}
-	return queue, err
+	return all, err
 }
 
 // list reads all locks that are held or waited for and whose name matches the pattern, if there is
 // one, by name. A queue costs a round trip.
 func (r *reader) list(ctx context.Context, pattern ...string) ([]lockInfo, error) {
-	matches, err := matcher(cmp.Or(strings.Join(pattern, ""), "*"))
+	matches, err := r.matcher(cmp.Or(strings.Join(pattern, ""), "*"))
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +169,7 @@ func (r *reader) list(ctx context.Context, pattern ...string) ([]lockInfo, error
 
 // matcher returns whether a pattern matches a name or its other form: a lock "x" is
 // "{x}" too. The pattern is that of package path, and a / has no meaning.
-func matcher(pattern string) (func(name string) bool, error) {
+func (r *reader) matcher(pattern string) (func(name string) bool, error) {
 	plain := strings.NewReplacer("/", "\x00").Replace
 	pattern = plain(pattern)
 	if _, err := path.Match(pattern, ""); err != nil {
@@ -222,7 +178,7 @@ func matcher(pattern string) (func(name string) bool, error) {
 	return func(name string) bool {
 		is, _ := path.Match(pattern, plain(name))
 		other, _ := path.Match(pattern, plain("{"+name+"}"))
-		return is || other && !hasTag(name)
+		return is || other && r.client.NewLock("{"+name+"}").Key() == r.client.NewLock(name).Key()
 	}, nil
 }
 

@@ -98,7 +98,7 @@ func openSentinel(c *connection, t target) (opened, error) {
 
 // over opens the store in the Redis of rdb.
 func (c *connection) over(rdb redis.UniversalClient) (opened, error) {
-	o := opened{rdb: rdb, uses: []io.Closer{rdb}}
+	o := opened{uses: []io.Closer{rdb}}
 	layout, err := c.layout()
 	if err != nil {
 		return o, err

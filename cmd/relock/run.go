@@ -162,7 +162,7 @@ func (a *app) run(names, command []string, o runOptions) error {
 	if o.maxHold != 0 {
 		options = append(options, relock.WithMaxHold(o.maxHold))
 	}
-	_, client, closeAll, err := a.open(options...)
+	client, closeAll, err := a.open(options...)
 	if err != nil {
 		return a.failure(err)
 	}
