@@ -13,6 +13,7 @@
 #   ZooKeeper, with a Java that runs it       the tests of store/zookeeper start their own servers on free ports
 #   pgbouncer                                 the tests of store/sql put it before PostgreSQL
 #   etcd                                      the tests of store/etcd and store/kubernetes start their own servers on free ports
+#   chromium                                  the scenes of ui/browser, headless
 # With the argument java, it is what make interop needs, too:
 #   mvn, and the JDK that mvn finds           the Java side of lab/interop
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
@@ -21,6 +22,12 @@ set -eu
 cd "$(dirname "$0")/.."
 
 with=${1:-}
+
+# Chromium has a name of its own in each system.
+has_browser() {
+	has chromium-headless-shell || has chromium || has chromium-browser || has google-chrome ||
+		[ -x "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome" ]
+}
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
@@ -59,6 +66,7 @@ missing() {
 	[ ! -d store/sql ] || has_server pgbouncer || printf 'pgbouncer '
 	[ ! -d store/etcd ] || has_server etcd || printf 'etcd '
 	[ ! -d lab/model ] || has spin || printf 'spin '
+	[ ! -d ui/browser ] || has_browser || printf 'chromium '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
 	if [ "$with" = java ]; then
 		has mvn || printf 'mvn '
@@ -73,7 +81,7 @@ give_up() {
 		if [ "$with" = redis ]; then
 			echo "relock: install Redis 7.0 or newer, then run this again."
 		else
-			echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and ZooKeeper and PgBouncer and etcd and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
+			echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and ZooKeeper and PgBouncer and etcd and spin and Chromium and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
 		fi
 	} >&2
 	exit 1
@@ -107,6 +115,7 @@ want_etcd=
 want_spin=
 want_prometheus=
 want_faketime=
+want_browser=
 want_mvn=
 want_jdk=
 for program in $(missing); do
@@ -122,6 +131,7 @@ for program in $(missing); do
 	spin) want_spin=1 ;;
 	prometheus) want_prometheus=1 ;;
 	faketime) want_faketime=1 ;;
+	chromium) want_browser=1 ;;
 	mvn) want_mvn=1 ;;
 	jdk) want_jdk=1 ;;
 	*) want_compiler=1 ;;
@@ -142,6 +152,10 @@ if has apt-get; then
 		${want_etcd:+etcd-server} \
 		${want_mvn:+maven} ${want_jdk:+default-jdk-headless} ||
 		give_up "apt-get could not install them"
+	# Debian has the headless shell alone; elsewhere the package is the whole browser.
+	[ -z "$want_browser" ] || as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium-headless-shell ||
+		as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium ||
+		give_up "apt-get could not install chromium"
 elif has brew; then
 	[ -z "$want_redis" ] || brew install redis || give_up "brew could not install redis"
 	[ -z "$want_compiler" ] || brew install gcc || give_up "brew could not install gcc"
@@ -152,6 +166,7 @@ elif has brew; then
 	[ -z "$want_etcd" ] || brew install etcd || give_up "brew could not install etcd"
 	[ -z "$want_spin" ] || brew install spin || give_up "brew could not install spin"
 	[ -z "$want_prometheus" ] || brew install prometheus || give_up "brew could not install prometheus"
+	[ -z "$want_browser" ] || brew install --cask google-chrome || give_up "brew could not install google-chrome"
 	[ -z "$want_mvn$want_jdk" ] || brew install openjdk maven || give_up "brew could not install openjdk and maven"
 elif has dnf; then
 	# Newer Fedora has Valkey in place of Redis, with the old names in a package of their own.
@@ -170,6 +185,7 @@ elif has dnf; then
 	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
 	[ -z "$want_prometheus" ] || as_root dnf install -y golang-github-prometheus || give_up "dnf could not install prometheus"
 	[ -z "$want_faketime" ] || as_root dnf install -y libfaketime || give_up "dnf could not install libfaketime"
+	[ -z "$want_browser" ] || as_root dnf install -y chromium || give_up "dnf could not install chromium"
 	[ -z "$want_mvn$want_jdk" ] || as_root dnf install -y java-devel maven || give_up "dnf could not install java-devel and maven"
 else
 	give_up "found none of apt-get, brew and dnf to install them with"
