@@ -76,6 +76,7 @@ import (
 	relockotel "$root/telemetry/otel"
 	relockprom "$root/telemetry/prometheus"
 	_ "$root/store/sql"
+	_ "$root/ui"
 	_ "$root/store/zookeeper"
 )
 
@@ -93,7 +94,7 @@ func main() {
 	fmt.Fprintln(os.Stdout, client.NewLock("orders").Held(context.Background()))
 }
 EOF
-libraries='telemetry/otel telemetry/prometheus store/etcd store/zookeeper store/sql store/kubernetes'
+libraries='telemetry/otel telemetry/prometheus store/etcd store/zookeeper store/sql store/kubernetes ui'
 quietly $go get "$root@$version" $(for m in $libraries; do echo "$root/$m@$version"; done)
 quietly $go mod tidy
 quietly $go build -o "$scratch/bin/service"

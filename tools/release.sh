@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 version=${1:-}
 go=${GO:-go}
 root=$($go list -m)
-libraries='telemetry/otel telemetry/prometheus store/etcd store/zookeeper store/sql store/kubernetes'
+libraries='telemetry/otel telemetry/prometheus store/etcd store/zookeeper store/sql store/kubernetes ui'
 commands='cmd/relock cmd/relockvet'
 
 fail() {

@@ -7,6 +7,7 @@ replace (
 	github.com/go-relock/relock/store/etcd => ../../store/etcd
 	github.com/go-relock/relock/store/sql => ../../store/sql
 	github.com/go-relock/relock/store/zookeeper => ../../store/zookeeper
+	github.com/go-relock/relock/ui => ../../ui
 )
 
 require (
@@ -15,6 +16,7 @@ require (
 	github.com/go-relock/relock/store/etcd v0.0.0-00010101000000-000000000000
 	github.com/go-relock/relock/store/sql v0.0.0-00010101000000-000000000000
 	github.com/go-relock/relock/store/zookeeper v0.0.0-00010101000000-000000000000
+	github.com/go-relock/relock/ui v0.0.0-00010101000000-000000000000
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/go-zookeeper/zk v1.0.4
 	github.com/jackc/pgx/v5 v5.12.0

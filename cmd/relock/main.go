@@ -8,6 +8,7 @@
 //	relock ask NAME                 ask its holder to give it back
 //	relock unlock --force NAME      take it from its holder
 //	relock check                    whether the server can keep locks
+//	relock ui                       a page for the browser: who has what, who waits for whom
 //
 // README.md beside this file describes flags, exit codes and output. The build tag redis leaves out
 // all stores but Redis.
@@ -140,7 +141,7 @@ refuses, 75 the lock is busy, or in a deadlock, 77 the server wants another user
 	}
 	a.conn.flags(root.PersistentFlags())
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
-	root.AddCommand(a.runCommand(), a.lsCommand(), a.watchCommand(), a.showCommand(), a.askCommand(), a.unlockCommand(), a.checkCommand())
+	root.AddCommand(a.runCommand(), a.lsCommand(), a.watchCommand(), a.showCommand(), a.askCommand(), a.unlockCommand(), a.checkCommand(), a.uiCommand())
 	return root
 }
 
