@@ -497,14 +497,14 @@ func TestAWaiterThatGivesUpLeavesNothing(t *testing.T) {
 	p := r.process()
 	run := newRunning(t, p, "a")
 	for _, by := range []*process{p, r.process()} {
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("enough"))
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("enough"))
 		begun := time.Now()
 		_, _, err := do(ctx, by, "a")
 		cancel()
 		require.ErrorIs(t, err, once.ErrInFlight)
 		require.ErrorContains(t, err, "enough")
 		require.Less(t, time.Since(begun), bound.Of(10*time.Second))
-		for _, o := range []once.CallOption{once.NoWait(), once.WaitFor(20 * time.Millisecond)} {
+		for _, o := range []once.CallOption{once.NoWait(), once.WaitFor(time.Second)} {
 			begun = time.Now()
 			_, _, err = do(t.Context(), by, "a", o)
 			require.ErrorIs(t, err, once.ErrInFlight)

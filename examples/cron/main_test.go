@@ -69,9 +69,14 @@ func TestWithoutALeaderEachTickIsDoneOnceToo(t *testing.T) {
 	for _, in := range all {
 		for i := range ticks {
 			wg.Go(func() {
-				if err := in.tick(t.Context(), start.Add(time.Duration(i)*interval)); err != nil {
-					t.Errorf("%s, tick %d: %v", in.name, i, err)
+				err := in.tick(t.Context(), start.Add(time.Duration(i)*interval))
+				for range 100 {
+					if err == nil { // a busy server may have no answer in time: a tick may be tried again
+						return
+					}
+					err = in.tick(t.Context(), start.Add(time.Duration(i)*interval))
 				}
+				t.Errorf("%s, tick %d: %v", in.name, i, err)
 			})
 		}
 	}
