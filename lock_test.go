@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -141,5 +142,16 @@ func (raced) Races() bool { return true }
 func TestLocksOfARacingStoreKeepThePromises(t *testing.T) {
 	h := overMemory(func(s *mem.Store) store.Store { return raced{s} })
 	h.Without[locktest.FIFO] = "one waiter of each client asks, and the next one asks behind all others"
+	h.Run(t)
+}
+
+func TestLocksOfClientsThatPassThemOnKeepThePromises(t *testing.T) {
+	h := overMemory(func(s *mem.Store) store.Store {
+		l := stage.NewLink(s)
+		l.Passes = true
+		return l
+	})
+	h.Without[locktest.FIFO] = "this store passes leases on to any wait of the client"
+	h.Without[locktest.Names] = "the store knows the hold that has got the lock from it"
 	h.Run(t)
 }

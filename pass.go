@@ -21,8 +21,6 @@ type passing struct {
 // mayPassLocked says whether the next hold may have the lease and the ID of h.
 func (h *hold) mayPassLocked(now time.Time) bool {
 	switch {
-	case h.lease.Run == nil:
-	case h.client.table.closed: // the next hold does not begin any more
 	case h.renewal.soon: // the store may have another count, or not have the hold any more
 	case h.passing.scripts > 0: // a script would run in the next section
 	case h.passing.named: // the ticket would let somebody into the next section
@@ -38,7 +36,7 @@ func (h *hold) mayPassLocked(now time.Time) bool {
 // pass passes the lease of h on, after its last exit. The caller ends h.
 func (h *hold) pass() bool {
 	s, is := h.client.store.(store.Passing)
-	if !is || h.lease.Run == nil { // nothing changes the lease any more
+	if !is || h.lease.Run == nil { // nothing changes the lease at this time
 		return false
 	}
 	t := &h.client.table

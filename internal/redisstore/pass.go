@@ -60,12 +60,13 @@ func (p *sleeper) woken() <-chan subs.Note {
 // Pass implements [store.Passing]. A wait that is over is passed by. Behind a wait that asks just
 // now, or wants another lease, the run ends.
 func (s *nativeStore) Pass(l store.Lease) bool {
-	r, w := l.Run, &s.waited
-	if r == nil {
-		return false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	s.waited.mu.Lock()
+	defer s.waited.mu.Unlock()
+	return l.Run != nil && s.waited.passLocked(l)
+}
+
+func (w *waited) passLocked(l store.Lease) bool {
+	r := l.Run
 	for i, id := range r.Behind {
 		next, has := w.holds[id]
 		if !has || !next.end.IsZero() {

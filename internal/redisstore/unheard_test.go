@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -138,4 +139,57 @@ func TestAGrantToAWaitThatIsPassedALeaseAtTheSameTimeIsGivenBack(t *testing.T) {
 	redistest.Eventually(t, limit, func() bool { return len(listener.C()) == 1 }, "the message has come")
 	r.store.giveBackUnread(listener, topic, id)
 	redistest.Eventually(t, limit, func() bool { return r.look().Owner == "" }, "the lock is free")
+}
+
+func TestARunEndsBeforeAWaitThatAsksJustNow(t *testing.T) {
+	r, _ := faulty(t)
+	over, asks, sleeps := store.ID(newID("a")), store.ID(newID("a")), store.ID(newID("a"))
+	r.store.waited.begin(asks)
+	p := r.store.waited.sleep(r.ask(string(sleeps), minute))
+	l := r.held(newID("a"), minute)
+	l.Run = &store.Run{Behind: []store.ID{over, asks, sleeps}}
+	require.False(t, r.store.Pass(l), "the last wait would overtake the one before it")
+	require.False(t, r.store.waited.wake(p))
+	l.Run = &store.Run{Behind: []store.ID{over, sleeps}}
+	require.False(t, r.store.Pass(l), "it is awake")
+	p = r.store.waited.sleep(r.ask(string(sleeps), minute))
+	require.True(t, r.store.Pass(l))
+	require.True(t, r.store.waited.wake(p))
+	require.Equal(t, l.ID, p.lease.ID)
+	require.Equal(t, []store.ID{sleeps}, l.Run.Passed)
+	require.False(t, r.store.waited.has(sleeps), "a grant to its place is given back")
+}
+
+func TestAWaitThatWasPassedALeaseReturnsItAlsoBehindTheEndOfItsContext(t *testing.T) {
+	r, _ := faulty(t)
+	owner, id := r.enter("a"), newID("b")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	queued, done := make(chan struct{}, 10), make(chan error)
+	var got store.Lease
+	go func() {
+		l, err := r.store.Wait(ctx, r.ask(id, minute), func(p store.Progress) {
+			if p.Queued {
+				queued <- struct{}{}
+			}
+		})
+		got = l
+		done <- err
+	}()
+	<-queued
+	w := &r.store.waited
+	asleep := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.holds[store.ID(id)].asleep != nil
+	}
+	redistest.Eventually(t, limit, asleep, "the wait sleeps")
+	l := r.held(owner, minute)
+	l.Run = &store.Run{Behind: []store.ID{store.ID(id)}}
+	w.mu.Lock()
+	cancel()
+	require.True(t, w.passLocked(l))
+	w.mu.Unlock()
+	require.NoError(t, <-done)
+	require.Equal(t, store.ID(owner), got.ID)
 }

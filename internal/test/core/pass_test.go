@@ -314,7 +314,8 @@ type doubting struct {
 // Watch implements store.Watcher.
 func (s *doubting) Watch(client string, doubt func(store.ID)) (stop func()) {
 	s.doubt = doubt
-	return s.Link.Watch(client, doubt)
+	end := s.Link.Watch(client, doubt)
+	return func() { s.doubt = nil; end() }
 }
 
 // Pass implements store.Passing.
@@ -363,20 +364,44 @@ func TestADoubtAboutALeaseThatIsBeingPassedOnReachesTheNextHold(t *testing.T) {
 }
 
 func TestAPassToACallThatDoesNotBeginLeavesNothing(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		for range 50 {
-			m, l, section, _ := stage.Passing(t, w, 0)
+	for range 20 {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
+			s := &doubting{Link: stage.NewLink(w.Store)}
+			s.Passes = true
+			c, err := relock.Open(s)
+			require.NoError(t, err)
+			defer c.Close()
+			l, other := c.NewLock("a"), w.NewClient().NewLock("a")
+			section := w.Enter(t.Context(), l)
+			stage.Pass(time.Second)
+			require.NotNil(t, s.doubt)
 			ctx, cancel := context.WithCancel(t.Context())
+			s.when = func(pass func()) { pass(); cancel() }
 			gone := w.Start(ctx, l)
-			go cancel()
-			require.NoError(t, l.Unlock(section))
+			w.Leave(section, l)
 			if _, err := gone.Result(); err == nil {
 				gone.Leave()
 			}
-			last := w.Enter(t.Context(), l)
-			w.Leave(last, l)
-			require.NoError(t, m.Close())
-			w.RequireFree("a")
-		}
+			begun := time.Now()
+			w.Leave(w.Enter(t.Context(), other), other)
+			require.Less(t, time.Since(begun), time.Second, "nobody sleeps for a lease")
+			stage.Pass(time.Minute)
+			require.Nil(t, s.doubt, "the client has no hold to watch for")
+		})
+	}
+}
+
+func TestAFixedLeaseThatIsHalfOverIsNotPassedOn(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		const d = 10 * time.Second
+		m, l, section, waiting := stage.Passing(t, w, 2, relock.WithFixedLease(d))
+		stage.Pass(d * 2 / 5)
+		section = handOn(t, l, section, waiting[0])
+		require.Equal(t, 1, m.Link.Sent(stage.CmdEnter), "the next hold has a whole lease")
+		stage.Pass(d * 3 / 5)
+		m.Link.Reset()
+		w.Leave(section, l)
+		require.Equal(t, 1, m.Link.Sent(stage.CmdRelease))
+		w.Leave(waiting[1].Section(), l)
 	})
 }

@@ -188,6 +188,7 @@ func TestThoseBehindTheEndOfARunKeepTheirPlaces(t *testing.T) {
 				if end(t, r) {
 					stage.Pass(50 * time.Millisecond)
 					require.Error(t, ended.Err())
+					require.True(t, r.waiting[0].Comes(100*time.Millisecond), "nobody sleeps for a lease")
 					r.section = r.waiting[0].Section() // in its turn
 					r.waiting = r.waiting[1:]
 					require.Error(t, r.l.Unlock(ended))
@@ -222,7 +223,7 @@ func TestARunEndsBeforeACallThatWantsAnotherLease(t *testing.T) {
 		m := w.NewClient(relock.WithTTL(9 * time.Second))
 		var queue []*stage.Attempt
 		for _, l := range []*relock.Lock{
-			m.NewLock("a"), m.NewLock("a"),
+			m.NewLock("a"), m.NewLock("a"), m.NewLock("a", relock.WithTTL(7*time.Second)),
 			m.NewLock("a", relock.WithTTL(8*time.Second), relock.WithLockDelay(time.Second)), // the same for Redis
 			m.NewLock("a", relock.WithTTL(5*time.Second)),
 			m.NewLock("a", relock.WithFixedLease(5*time.Second)),
@@ -230,7 +231,7 @@ func TestARunEndsBeforeACallThatWantsAnotherLease(t *testing.T) {
 			queue = append(queue, start(w, l))
 		}
 		w.Leave(theirs, before)
-		for i, releases := range []int{0, 1, 1, 0, 1} {
+		for i, releases := range []int{0, 1, 1, 1, 0, 1} {
 			section := queue[i].Section()
 			stage.Settle()
 			m.Net.Reset()
@@ -340,7 +341,7 @@ func TestAClientThatDiesInARunCostsOthersOneLease(t *testing.T) {
 }
 
 func TestAWaitThatEndsAsItIsPassedALockHoldsUpNobody(t *testing.T) {
-	for n := range 100 {
+	for n := range 150 {
 		stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
 			r := newRun(t, w, 1)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -350,12 +351,16 @@ func TestAWaitThatEndsAsItIsPassedALockHoldsUpNobody(t *testing.T) {
 			third, forth := w.Start(ctx, r.l), r.wait()
 			w.Leave(r.section, r.l)
 			section := second.Section()
-			if n%2 == 0 {
+			switch n % 3 {
+			case 0:
+				cancel()
+				require.NoError(t, r.l.Unlock(section))
+			case 1:
+				require.NoError(t, r.l.Unlock(section))
+				cancel()
+			default:
 				go cancel()
 				require.NoError(t, r.l.Unlock(section))
-			} else {
-				go func() { _ = r.l.Unlock(section) }()
-				cancel()
 			}
 			if _, err := third.Result(); err == nil {
 				third.Leave()

@@ -163,7 +163,7 @@ func (k *Link) wait(ctx context.Context, a store.Ask, progress func(store.Progre
 				return take()
 			}
 			defer cancel()
-			if k.Passes {
+			if k.Passes && a.Kind == store.Mutex {
 				got.lease.Run = &store.Run{}
 			}
 			if over := k.silent(CmdWait); over != nil {

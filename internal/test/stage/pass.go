@@ -37,7 +37,7 @@ func (k *Link) Pass(l store.Lease) bool {
 func (k *Link) sleep(p *sleeper, a store.Ask, queued bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.Passes && queued && !slices.Contains(k.asleep, p) {
+	if k.Passes && queued && a.Kind == store.Mutex && !slices.Contains(k.asleep, p) {
 		p.ask = a
 		k.asleep = append(k.asleep, p)
 	}
