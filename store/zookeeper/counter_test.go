@@ -2,6 +2,7 @@ package relockzk_test
 
 import (
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -103,13 +104,16 @@ func TestCrowdAtTheEndOfACounterEndsAndLeavesNothing(t *testing.T) {
 			server, conn := nearTheEnd(t, left)
 			s := open(t, server.Address(), long)
 			limited := soon(t)
-			var in, sections atomic.Int32
+			var in, sections, unsure atomic.Int32
 			var all sync.WaitGroup
 			for range callers {
 				all.Go(func() {
 					l, err := s.Wait(limited, ask(), nothing)
 					if err != nil {
 						assert.ErrorContains(t, err, spent)
+						if errors.Is(err, store.ErrUnsure) { // the machine is busy
+							unsure.Add(1)
+						}
 						return
 					}
 					assert.Equal(t, int32(1), in.Add(1))
@@ -121,7 +125,7 @@ func TestCrowdAtTheEndOfACounterEndsAndLeavesNothing(t *testing.T) {
 			all.Wait()
 			require.Equal(t, int32(left), sections.Load(), "each node that has a number of its own is served")
 			require.Empty(t, nodes(t, conn, "/orders"))
-			require.Zero(t, s.Users())
+			require.LessOrEqual(t, s.Users(), int(unsure.Load()), "a record stays of an unsure call only")
 		})
 	}
 }
