@@ -41,7 +41,7 @@ GOTEST = $(GO) test -race $(NORACE) -vet=off -count=1 -shuffle=on -timeout $(TIM
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check test test-all proof redis deps fmt fmt-check tidy-check vet lint unit race modules topology clocks each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake soak-memory torture model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test test-all proof redis deps fmt fmt-check tidy-check vet lint unit race modules browser topology clocks each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake soak-memory torture model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -73,7 +73,7 @@ test: redis fmt-check ## Install Redis if it is missing; gofmt, go vet, the test
 	@$(MAKE) --no-print-directory unit soak-memory
 	@echo 'make test: everything passed'
 
-test-all: test deps tidy-check vet lint race examples release-check bench-check fuzz soak-faults interop ## Before a merge: make test, then every module on its servers with the race detector
+test-all: test deps tidy-check vet lint race browser examples release-check bench-check fuzz soak-faults interop ## Before a merge: make test, then every module on its servers with the race detector
 	@echo 'make test-all: everything passed'
 
 proof: deps clocks model soak torture bench ## Before a release: hours of tests of time, models, soak, torture and benchmarks
@@ -133,6 +133,10 @@ each: # the modules EACH, one after the other, each on its own
 	@for m in $(EACH); do \
 		echo "test $$m"; (cd "$$m" && $(GOTEST) ./...) || exit 1; \
 	done
+
+browser: ## Install Chromium if it is missing; the page of module ui in it
+	@sh tools/install-deps.sh browser
+	cd ui && RELOCK_BROWSER=1 $(GO) test -vet=off -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./browser
 
 examples: ## Run the examples of the root module, without a server
 	@unset REDIS_URL; for e in $(EXAMPLES); do \

@@ -13,6 +13,7 @@
 #   ZooKeeper, with a Java that runs it       the tests of store/zookeeper start their own servers on free ports
 #   pgbouncer                                 the tests of store/sql put it before PostgreSQL
 #   etcd                                      the tests of store/etcd and store/kubernetes start their own servers on free ports
+# With the argument browser, it is what make browser needs, too:
 #   chromium                                  the scenes of ui/browser, headless
 # With the argument java, it is what make interop needs, too:
 #   mvn, and the JDK that mvn finds           the Java side of lab/interop
@@ -66,8 +67,8 @@ missing() {
 	[ ! -d store/sql ] || has_server pgbouncer || printf 'pgbouncer '
 	[ ! -d store/etcd ] || has_server etcd || printf 'etcd '
 	[ ! -d lab/model ] || has spin || printf 'spin '
-	[ ! -d ui/browser ] || has_browser || printf 'chromium '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
+	[ "$with" != browser ] || has_browser || printf 'chromium '
 	if [ "$with" = java ]; then
 		has mvn || printf 'mvn '
 		has_jdk || printf 'jdk '
