@@ -27,6 +27,7 @@ func (h *hold) mayPassLocked(now time.Time) bool {
 	case h.leader: // each leader has a hold of its own, as followers tell them apart by it
 	case h.maxWaiters > 0: // the places of the holds that were served would count as waiters
 	case h.leftLocked(now) < h.ttl/2: // the next hold would begin with a short rest
+	case !h.renewal.longest.IsZero(): // the next hold would have the lease of an Extend
 	default:
 		return true
 	}

@@ -312,6 +312,17 @@ func TestAForcedUnlockEndsTheSectionOfARunThatWorks(t *testing.T) {
 	})
 }
 
+func TestALeaseThatAnExtendHasMadeLongerIsNotPassedOn(t *testing.T) {
+	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+		const lease = 3 * time.Second
+		r := newRun(t, w, 1, relock.WithFixedLease(lease))
+		require.NoError(t, r.l.Extend(r.section, time.Hour))
+		r.next()
+		require.LessOrEqual(t, r.l.Remaining(r.section), lease)
+		r.leaveAll()
+	})
+}
+
 func TestAClientThatDiesInARunCostsOthersOneLease(t *testing.T) {
 	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
 		r := newRun(t, w, 5)
