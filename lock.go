@@ -326,7 +326,6 @@ func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) 
 // over, a call that waits gets a whole lease again.
 func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err error) error {
 	for err == nil {
-		h.lease.Ask = lease.Ask // perhaps that of the hold that has passed the lease on
 		if !h.isEnough(lease) {
 			lease, err = a.whole(ctx, h, lease)
 		}
@@ -347,7 +346,8 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 	return a.failed(ctx, err)
 }
 
-// sendAsk asks the store for a new hold, which has the ask from now on.
+// sendAsk asks the store for a new hold, which has the ask from now on, or that of the hold that has
+// passed its lease on.
 func (a *acquiring) sendAsk(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
 	c := a.lock.client
 	h.lease.Ask = ask
@@ -365,8 +365,10 @@ func (a *acquiring) sendAsk(ctx context.Context, h *hold, ask store.Ask) (lease 
 	}
 	if err != nil {
 		a.refusedBy(err)
+		return lease, err
 	}
-	return lease, err
+	h.lease.Ask = lease.Ask
+	return lease, nil
 }
 
 // isEnough says whether the watchdog has time to renew a new lease.
@@ -399,6 +401,7 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 		case a.wait == 0 && n == lateLeases:
 			return late, store.Unsure(fmt.Errorf("%d times the answer took longer than the lease of %s lasts", n, h.ttl))
 		}
+		c.table.unpass(h)
 		c.cleanup.add(h, late.Ask, h.ttl)
 		ask := late.Ask
 		ask.TTL = h.ttl
@@ -568,8 +571,9 @@ func (h *hold) freed(err error) error {
 		return h.end
 	}
 	t.releaseLocked(h, ErrReleased, err)
+	again = again || h.lease.Unsure && !h.passing.done
 	t.mu.Unlock()
-	if err != nil || again || h.lease.Unsure && !h.passing.done {
+	if err != nil || again {
 		c.cleanup.add(h, h.lease.Ask, h.longest())
 	}
 	if err != nil {

@@ -60,6 +60,12 @@ func (h *hold) pass() bool {
 	return passed
 }
 
+func (t *table) unpass(h *hold) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unpassLocked(h)
+}
+
 // unpassLocked ends the stay in the table of the hold that has passed its lease on to h, where h does
 // not begin.
 func (t *table) unpassLocked(h *hold) {

@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -403,5 +404,42 @@ func TestAFixedLeaseThatIsHalfOverIsNotPassedOn(t *testing.T) {
 		w.Leave(section, l)
 		require.Equal(t, 1, m.Link.Sent(stage.CmdRelease))
 		w.Leave(waiting[1].Section(), l)
+	})
+}
+
+// watching counts the watches of a store.
+type watching struct {
+	*stage.Link
+	open atomic.Int32
+}
+
+// Watch implements store.Watcher.
+func (s *watching) Watch(client string, doubt func(store.ID)) (stop func()) {
+	end := s.Link.Watch(client, doubt)
+	s.open.Add(1)
+	return func() { s.open.Add(-1); end() }
+}
+
+// Half of a fixed lease is no whole one, so the next hold asks for more, and hears that the lease is gone.
+func TestAHoldWhoseLeaseIsGoneAsItIsPassedOnLeavesTheTable(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &watching{Link: stage.NewLink(w.Store)}
+		s.Passes = true
+		c, err := relock.Open(s)
+		require.NoError(t, err)
+		defer c.Close()
+		l := c.NewLock("a", relock.WithFixedLease(10*time.Second))
+		section := w.Enter(t.Context(), l)
+		stage.Pass(2 * time.Second)
+		require.EqualValues(t, 1, s.open.Load())
+		next := w.Start(t.Context(), l)
+		s.Once(func(context.Context, *stage.Fault, func() error) error { return store.ErrGone }, stage.CmdEnter)
+		w.Leave(section, l)
+		section = next.Section()
+		require.Greater(t, l.Remaining(section), 9*time.Second, "a lease of its own")
+		w.Leave(section, l)
+		stage.Pass(time.Minute)
+		require.Zero(t, s.open.Load(), "no hold is left to watch for")
+		w.RequireFree("a")
 	})
 }
