@@ -16,8 +16,8 @@ import (
 // those that were served. So a run may end anywhere, and nothing has to be put back: whoever was not
 // served is in the queue as ever.
 
-// runOf returns the run of a grant; nil: there is none. A note of several messages has none.
-func runOf(a store.Ask, payload string) *store.Run {
+// run begins the run of a grant; nil: there is none. A note of several messages has none.
+func (w *waited) run(a store.Ask, payload string) *store.Run {
 	_, behind, is := strings.Cut(payload, "\n+")
 	if !is || strings.Contains(behind, "\n") {
 		return nil
@@ -26,7 +26,24 @@ func runOf(a store.Ask, payload string) *store.Run {
 	for id := range strings.SplitSeq(behind, " ") {
 		r.Behind = append(r.Behind, store.ID(id))
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range r.Behind {
+		if s, has := w.holds[id]; has {
+			s.of = r
+			w.holds[id] = s
+		}
+	}
 	return r
+}
+
+// granted ends the run of a wait that has got the lock from Redis: the lease of the run is over there.
+func (w *waited) granted(id store.ID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r := w.holds[id].of; r != nil {
+		r.Behind = nil
+	}
 }
 
 // hasServed says whether a lease was passed on since its grant.
@@ -91,7 +108,7 @@ func (w *waited) sleep(a store.Ask) *sleeper {
 	p := &sleeper{ask: a, wake: make(chan subs.Note, 1)}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.holds[a.ID] = stay{asleep: p}
+	w.asleepLocked(a.ID, p)
 	return p
 }
 
@@ -103,9 +120,15 @@ func (w *waited) wake(p *sleeper) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p.lease == nil {
-		w.holds[p.ask.ID] = stay{}
+		w.asleepLocked(p.ask.ID, nil)
 	}
 	return p.lease != nil
+}
+
+func (w *waited) asleepLocked(id store.ID, p *sleeper) {
+	s := w.holds[id]
+	s.asleep = p
+	w.holds[id] = s
 }
 
 // giveBackUnread ends a listener, and gives back a lock that a message has granted to a wait that

@@ -24,8 +24,9 @@ type waited struct {
 
 // stay is what is remembered of a hold.
 type stay struct {
-	end    time.Time // of the lease; zero while the hold waits
-	asleep *sleeper  // nil: the hold does not wait, or asks just now
+	end    time.Time  // of the lease; zero while the hold waits
+	asleep *sleeper   // nil: the hold does not wait, or asks just now
+	of     *store.Run // that has the wait; nil: none
 }
 
 // begin notes a hold that waits. A client that was closed has left its holds to the ends of their

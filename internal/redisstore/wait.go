@@ -113,6 +113,9 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		if err != nil && !errors.Is(err, store.ErrUnsure) { // the client calls no Forget
 			s.waited.end(a.ID)
 		} else {
+			if err == nil {
+				s.waited.granted(a.ID)
+			}
 			s.waited.lasts(a.ID, a.Kept(a.TTL))
 		}
 	}()
@@ -162,7 +165,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 			w.woken = store.WakeGrant
 		}
 		if n.Message && placeAsks == 1 && !answer.Unsure && a.Acks == (store.Acks{}) {
-			return w.ours(store.Lease{Ask: a, Sent: answer.Sent, Run: runOf(a, n.Payload)}), nil
+			return w.ours(store.Lease{Ask: a, Sent: answer.Sent, Run: s.waited.run(a, n.Payload)}), nil
 		}
 	}
 }

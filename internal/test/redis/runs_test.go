@@ -312,6 +312,28 @@ func TestAForcedUnlockEndsTheSectionOfARunThatWorks(t *testing.T) {
 	})
 }
 
+func TestALeaseIsNotPassedOnOnceTheStoreServesTheNextOfTheRun(t *testing.T) {
+	for name, passes := range map[string]int{"the first hold": 0, "a hold that was passed the lease": 2} {
+		t.Run(name, func(t *testing.T) {
+			stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+				r := newRun(t, w, 6)
+				for range passes {
+					r.next()
+				}
+				require.NoError(t, w.NewClient().NewLock("a").ForceUnlock(t.Context())) // too early for the watch
+				next := r.waiting[0].Section()
+				require.ErrorIs(t, r.l.Unlock(r.section), relock.ErrLockLost)
+				stage.Settle()
+				require.True(t, r.waiting[1].Waits(), "its turn is behind the next one")
+				r.section, r.waiting = next, r.waiting[1:]
+				r.leaveAll()
+				stage.Pass(2 * relock.DefaultTTL)
+				w.RequireTokensOnly()
+			})
+		})
+	}
+}
+
 func TestALeaseThatAnExtendHasMadeLongerIsNotPassedOn(t *testing.T) {
 	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
 		const lease = 3 * time.Second
