@@ -131,15 +131,17 @@ func (w *waited) asleepLocked(id store.ID, p *sleeper) {
 	w.holds[id] = s
 }
 
-// giveBackUnread ends a listener, and gives back a lock that a message has granted to a wait that
-// was passed a lease at the same time.
-func (s *nativeStore) giveBackUnread(l *subs.Listener, t subs.Topic, id store.ID) {
+// giveBack ends a listener, and gives back a lock that a message has granted to a wait that was passed
+// a lease at the same time. The wait has read the message as its last note, or has not read it.
+func (s *nativeStore) giveBack(l *subs.Listener, t subs.Topic, id store.ID, read subs.Note) {
 	l.Close()
+	lines := strings.Split(read.Payload, "\n")
 	select {
 	case n := <-l.C():
-		if slices.Contains(strings.Split(n.Payload, "\n"), string(id)) {
-			s.unheard(t.Channel, string(id))
-		}
+		lines = append(lines, strings.Split(n.Payload, "\n")...)
 	default:
+	}
+	if slices.Contains(lines, string(id)) {
+		s.unheard(t.Channel, string(id))
 	}
 }

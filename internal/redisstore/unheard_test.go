@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
 )
@@ -127,18 +128,27 @@ func TestTheLeaseOfAHoldThatHasWaitedIsKnown(t *testing.T) {
 }
 
 func TestAGrantToAWaitThatIsPassedALeaseAtTheSameTimeIsGivenBack(t *testing.T) {
-	r, _ := faulty(t)
-	owner, id := r.enter("a"), store.ID(newID("b"))
-	topic := r.store.topic(r.ask(string(id), minute))
-	listener, err := r.store.subs.Listen(t.Context(), topic, string(id))
-	require.NoError(t, err)
-	defer listener.Close()
-	require.Equal(t, statusQueued, r.status(string(id), newPlace))
-	require.EqualValues(t, 1, r.release(owner))
-	r.owner(string(id), 1)
-	redistest.Eventually(t, limit, func() bool { return len(listener.C()) == 1 }, "the message has come")
-	r.store.giveBackUnread(listener, topic, id)
-	redistest.Eventually(t, limit, func() bool { return r.look().Owner == "" }, "the lock is free")
+	for _, isRead := range []bool{false, true} {
+		t.Run(fmt.Sprintf("read %t", isRead), func(t *testing.T) {
+			r, _ := faulty(t)
+			owner, id := r.enter("a"), store.ID(newID("b"))
+			topic := r.store.topic(r.ask(string(id), minute))
+			listener, err := r.store.subs.Listen(t.Context(), topic, string(id))
+			require.NoError(t, err)
+			defer listener.Close()
+			require.Equal(t, statusQueued, r.status(string(id), newPlace))
+			require.EqualValues(t, 1, r.release(owner))
+			r.owner(string(id), 1)
+			redistest.Eventually(t, limit, func() bool { return len(listener.C()) == 1 }, "the message has come")
+			var read subs.Note
+			if isRead { // the wait was passed the lease before it looked, see waited.wake
+				read = <-listener.C()
+			}
+			require.NoError(t, r.rdb.PExpire(t.Context(), r.base, time.Hour).Err()) // no test waits for that
+			r.store.giveBack(listener, topic, id, read)
+			redistest.Eventually(t, limit, func() bool { return r.look().Owner == "" }, "the lock is free")
+		})
+	}
 }
 
 func TestARunEndsBeforeAWaitThatAsksJustNow(t *testing.T) {

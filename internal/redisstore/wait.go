@@ -154,7 +154,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		}
 		n, err := w.sleep(ctx, recheck, [2]<-chan subs.Note{listener.C(), p.woken()})
 		if s.waited.wake(p) { // also at the end of ctx
-			s.giveBackUnread(listener, topic, a.ID)
+			s.giveBack(listener, topic, a.ID, n)
 			return *p.lease, nil
 		}
 		p = nil
