@@ -169,7 +169,7 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease) error {
 	case l.Lender != "" || l.Lent:
 		c.Script, c.Unit = s.leavingLoans(l.Ask)
 	case hasServed(l):
-		c.Script, c.Unit = s.scripts.served, s.served(l)
+		c.Script, c.Unit, c.Migrating = s.scripts.served, s.served(l), &s.scripts.migrating
 	case l.Kind == store.Mutex:
 		c.Script, c.Unit, c.Migrating = s.scripts.mutex.release, s.unit(l.Name, string(l.ID)), &s.scripts.migrating
 	default:

@@ -22,6 +22,7 @@ func TestOnAClusterWhoseSlotsMove(t *testing.T) {
 		"a lock that is freed on the way is had when it has arrived": freedOnTheWay,
 		"a lease is renewed whatever becomes of another in its slot": apartOnTheWay,
 		"locks without waiters are unlocked while their slot moves":  unlockedOnTheWay,
+		"a run without a queue is unlocked while its slot moves":     runOnTheWay,
 	} {
 		t.Run(name, func(t *testing.T) { test(shared.In(t)) })
 	}
@@ -87,6 +88,27 @@ func unlockedOnTheWay(w *stage.ClusterArena) {
 	require.NoError(t, w.Call(func() error { return <-leaving }))
 	move.Finish()
 	waiter.Leave()
+}
+
+// runOnTheWay: a section that was handed on outlives the queue, which has nothing but its place.
+func runOnTheWay(w *stage.ClusterArena) {
+	t := w.T
+	names := w.OneForEachMaster()
+	p := w.Peer()
+	before, l := w.Peer().NewLock(names[0]), p.NewLock(names[0])
+	theirs := w.Enter(t.Context(), before)
+	first := w.Start(t.Context(), l)
+	w.AwaitWaiters(names[0], 1)
+	second := w.Start(t.Context(), l)
+	w.AwaitWaiters(names[0], 2)
+	require.False(t, second.Comes(50*time.Millisecond)) // it knows of its place
+	w.Leave(theirs, before)
+	w.Leave(first.Section(), l)
+	section := second.Section()
+	require.EqualValues(t, 1, w.All.Del(t.Context(), stage.BaseKey(names[0])+":queue").Val(), "its end, and the place in it")
+	move := w.Cluster.BeginMove(names[0], w.Cluster.MasterFor(names[1]))
+	w.Leave(section, l)
+	move.Finish()
 }
 
 // everyStepOfAMove: a slot moves key by key, and the slot itself comes last. In between the old
