@@ -94,11 +94,10 @@ func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
 // addLocked notes a hold that begins, in place of the hold that has passed its lease on, if one has.
 func (t *table) addLocked(h *hold) {
 	number := numberOf(h.lease.ID)
-	if before := t.holds[number]; before != nil {
-		h.renewal.soon = before.renewal.soon
-		t.dropLocked(number)
-	}
 	h.generation = t.generation
+	if before := t.holds[number]; before != nil { // the lease is as old as before
+		h.renewal.soon, h.generation = before.renewal.soon, before.generation
+	}
 	t.holds[number] = h
 }
 

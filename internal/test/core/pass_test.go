@@ -420,6 +420,31 @@ func (s *watching) Watch(client string, doubt func(store.ID)) (stop func()) {
 	return func() { s.open.Add(-1); end() }
 }
 
+func TestALeaseThatIsPassedOnForLongIsWatched(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &watching{Link: stage.NewLink(w.Store)}
+		s.Passes = true
+		c, err := relock.Open(s)
+		require.NoError(t, err)
+		defer c.Close()
+		l := c.NewLock("a")
+		section := w.Enter(t.Context(), l)
+		for range 10 {
+			next := w.Start(t.Context(), l)
+			stage.Pass(100 * time.Millisecond)
+			w.Leave(section, l)
+			section = next.Section()
+		}
+		require.EqualValues(t, 1, s.open.Load())
+		require.NoError(t, c.NewLock("a").ForceUnlock(t.Context()))
+		took, cause := w.Ends(section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		require.Less(t, took, 10*time.Millisecond)
+		stage.Pass(time.Minute)
+		require.Zero(t, s.open.Load())
+	})
+}
+
 // Half of a fixed lease is no whole one, so the next hold asks for more, and hears that the lease is gone.
 func TestAHoldWhoseLeaseIsGoneAsItIsPassedOnLeavesTheTable(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
