@@ -468,3 +468,33 @@ func TestAHoldWhoseLeaseIsGoneAsItIsPassedOnLeavesTheTable(t *testing.T) {
 		w.RequireFree("a")
 	})
 }
+
+// unsure is a store with an early command of each hold that may run yet.
+type unsure struct{ *stage.Link }
+
+// Wait implements store.Store.
+func (s *unsure) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	l, err := s.Link.Wait(ctx, a, progress)
+	l.Unsure = true
+	return l, err
+}
+
+func TestAHoldThatMayBeLeftIsForgottenBehindThoseItIsPassedTo(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &unsure{stage.NewLink(w.Store)}
+		s.Passes = true
+		c, err := relock.Open(s)
+		require.NoError(t, err)
+		defer c.Close()
+		l := c.NewLock("a")
+		section := w.Enter(t.Context(), l)
+		next := w.Start(t.Context(), l)
+		w.Leave(section, l)
+		section = next.Section()
+		stage.Pass(time.Second)
+		require.NoError(t, section.Err())
+		w.Leave(section, l)
+		stage.Pass(time.Second)
+		require.Positive(t, s.Sent(stage.CmdForget))
+	})
+}
