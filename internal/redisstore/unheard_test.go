@@ -104,12 +104,17 @@ func TestTheLeaseOfAHoldThatHasWaitedIsKnown(t *testing.T) {
 	r, _ := faulty(t)
 	owner, id := r.enter("a"), store.ID(newID("b"))
 	w := r.wait(r.ask(string(id), minute))
-	require.Zero(t, r.store.waited.holds[id].end)
+	end := func() time.Time {
+		r.store.waited.mu.Lock()
+		defer r.store.waited.mu.Unlock()
+		return r.store.waited.holds[id].end
+	}
+	require.Zero(t, end())
 	lasts := func(ttl time.Duration, command func()) {
 		t.Helper()
 		begun := time.Now()
 		command()
-		require.Greater(t, r.store.waited.holds[id].end.Sub(begun), ttl)
+		require.Greater(t, end().Sub(begun), ttl)
 	}
 	var l store.Lease
 	lasts(minute, func() {
