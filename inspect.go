@@ -280,7 +280,8 @@ func answered(ctx context.Context, call func(context.Context) error) error {
 // grants the lock to the first waiter. ForceUnlock is for operators. A message notifies the process
 // of the holder, and the process ends the section in milliseconds, or at its next renewal if no
 // message arrives. Until then two holders may believe in the lock, and only the fencing token tells
-// them apart. ForceUnlock takes the lock from the holds found first, and from no later hold.
+// them apart. ForceUnlock takes the lock from the holds found first, and from no later hold:
+// sections that a process has handed the lock on to count as one hold, see [Lock.Unlock].
 //
 // ForceUnlock works after [Client.Close] too. Without an answer it is [ErrUnavailable] after 2 s,
 // or 4 s if the store falls silent after the first answer.

@@ -461,7 +461,8 @@ func (l *Lock) opError(op string, holder Holder, err error) error {
 //   - [ErrNotHeld]: ctx is inside no entry of this lock (which is also logged), or the entry was
 //     left before. Nothing was changed, and outer sections keep their entries.
 //   - [ErrLockLost]: the lock was lost before this Unlock. The last steps of the section may have
-//     happened without the lock.
+//     happened without the lock. (An Unlock that hands the lock on asks nobody, and so tells only of a
+//     loss that is known: the section that works then is told of the loss.)
 //   - [ErrClosed]: Close has freed the lock, see [WithReleaseOnClose].
 //   - [ErrInvalid]: the name or the options of the lock are wrong. Nothing was changed.
 //   - any other: the store did not confirm. After the last entry, cleanup takes the lock back in
