@@ -69,16 +69,6 @@ func (r *kindRig) shared(client string) store.Ask {
 	return r.reader(client)
 }
 
-// inside makes the ask of a hold inside another one: an upgrade, or a reader in a writer.
-func (r *kindRig) inside(around store.Ask) store.Ask {
-	a := r.writer(cutLast(string(around.ID), 2))
-	if around.Limit == 1 {
-		a.Limit = store.Unlimited
-	}
-	a.With = around.ID
-	return a
-}
-
 // run runs a script for one hold.
 func (r *kindRig) run(s *wire.Script, a store.Ask, extra string) (any, error) {
 	r.Helper()

@@ -47,14 +47,6 @@ func (s journey) use(verb func(context.Context, *relock.Lock, ticket.Ticket) (co
 	return section
 }
 
-// handOff enters in P, and returns a ticket to continue with.
-func (s journey) handOff() ticket.Ticket {
-	s.T.Helper()
-	given, err := ticket.HandOff(s.Enter(s.T.Context(), s.L), s.L)
-	require.NoError(s.T, err)
-	return given
-}
-
 // travel is a loan that is recalled, and a section that is handed off, while others wait.
 func (s journey) travel() {
 	s.T.Helper()
