@@ -840,6 +840,33 @@ func TestAWaiterStaysWithAMemberThatAnswersOtherCalls(t *testing.T) {
 	})
 }
 
+// TestAWaiterThatReachedNobodyFindsTheMembersThatComeBack has a client without a network at first, and
+// a member that stays away.
+func TestAWaiterThatReachedNobodyFindsTheMembersThatComeBack(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, dead []int) {
+		s, view := r.seen()
+		for _, m := range view {
+			m.down()
+		}
+		done := make(chan store.Lease, 1)
+		go func() {
+			l, err := s.Wait(r.Context(), ask(minute), nothing)
+			assert.NoError(r, err)
+			done <- l
+		}()
+		pass(minute)
+		require.Empty(r, done)
+		for i, m := range view {
+			if i != dead[0] {
+				m.Heal()
+			}
+		}
+		pass(10 * time.Second)
+		require.Len(r, done, 1, "the waiter does not see that a majority is back")
+		require.NoError(r, s.Release(r.Context(), <-done))
+	})
+}
+
 // TestWaitersAreServedInTheOrderOfArrival has 64 waiters of 8 processes that reach all members.
 func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

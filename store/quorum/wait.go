@@ -301,7 +301,7 @@ func (w *waiting) resetTaking(limit time.Duration) { w.alarm.Reset(limit/2 + ran
 
 // overdue acts at the alarm: a majority has not come, the anchor is due for a look, or the anchor
 // is silent. An anchor that answers other calls is not silent: the answer for this call is late, as in
-// a crowd. If no member has answered, one is as good as another.
+// a crowd. If no member has answered, one is as good as another until a look finds one that answers.
 func (w *waiting) overdue() {
 	s, due := w.seats[w.anchor], attemptLimit(w.ask)
 	if s.answered {
@@ -315,6 +315,11 @@ func (w *waiting) overdue() {
 	case s.answered:
 		w.start(w.anchor, callLook)
 	case w.count(seat.hasAnswered) == 0:
+		for i := range w.seats {
+			if i != w.anchor { // where the hold waits
+				w.start(i, callLook)
+			}
+		}
 		w.alarm.Reset(due)
 	default:
 		w.silent[w.anchor].Store(true)
