@@ -132,8 +132,9 @@ func (w *waited) asleepLocked(id store.ID, p *sleeper) {
 }
 
 // giveBack ends a listener, and gives back a lock that a message has granted to a wait that was passed
-// a lease at the same time. The wait has read the message as its last note, or has not read it.
-func (s *nativeStore) giveBack(l *subs.Listener, t subs.Topic, id store.ID, read subs.Note) {
+// a lease at the same time. The wait has read the message as its last note, or has not read it. giveBack
+// says whether there was one: then the lease that was passed is over in Redis.
+func (s *nativeStore) giveBack(l *subs.Listener, t subs.Topic, id store.ID, read subs.Note) bool {
 	l.Close()
 	lines := strings.Split(read.Payload, "\n")
 	select {
@@ -141,7 +142,9 @@ func (s *nativeStore) giveBack(l *subs.Listener, t subs.Topic, id store.ID, read
 		lines = append(lines, strings.Split(n.Payload, "\n")...)
 	default:
 	}
-	if slices.Contains(lines, string(id)) {
+	granted := slices.Contains(lines, string(id))
+	if granted {
 		s.unheard(t.Channel, string(id))
 	}
+	return granted
 }

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/subs"
@@ -150,7 +151,7 @@ func TestAGrantToAWaitThatIsPassedALeaseAtTheSameTimeIsGivenBack(t *testing.T) {
 				read = <-listener.C()
 			}
 			require.NoError(t, r.rdb.PExpire(t.Context(), r.base, time.Hour).Err()) // no test waits for that
-			r.store.giveBack(listener, topic, id, read)
+			require.True(t, r.store.giveBack(listener, topic, id, read))
 			redistest.Eventually(t, limit, func() bool { return r.look().Owner == "" }, "the lock is free")
 		})
 	}
@@ -207,4 +208,42 @@ func TestAWaitThatWasPassedALeaseReturnsItAlsoBehindTheEndOfItsContext(t *testin
 	w.mu.Unlock()
 	require.NoError(t, <-done)
 	require.Equal(t, store.ID(owner), got.ID)
+}
+
+func TestALeaseThatIsPassedOnBesideAGrantIsToBeConfirmed(t *testing.T) {
+	r, _ := faulty(t)
+	owner, id := r.enter("a"), newID("b")
+	queued, done := make(chan struct{}, 10), make(chan store.Lease)
+	go func() {
+		l, err := r.store.Wait(t.Context(), r.ask(id, minute), func(p store.Progress) {
+			if p.Queued {
+				queued <- struct{}{}
+			}
+		})
+		assert.NoError(t, err)
+		done <- l
+	}()
+	<-queued
+	w := &r.store.waited
+	asleep := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.holds[store.ID(id)].asleep != nil
+	}
+	redistest.Eventually(t, limit, asleep, "the wait sleeps")
+	l := r.held(owner, minute)
+	l.Sent, l.Run = time.Now(), &store.Run{Behind: []store.ID{store.ID(id)}}
+	topic, mark := r.store.topic(r.ask(id, minute)), newID("b")
+	behind, err := r.store.subs.Listen(t.Context(), topic, mark)
+	require.NoError(t, err)
+	defer behind.Close()
+	w.mu.Lock() // the wait cannot look whether it was passed a lease
+	require.EqualValues(t, 1, r.release(owner))
+	require.NoError(t, r.rdb.Publish(t.Context(), topic.Channel, mark).Err())
+	<-behind.C() // so the grant has come
+	require.True(t, w.passLocked(l))
+	w.mu.Unlock()
+	got := <-done
+	require.Equal(t, l.ID, got.ID)
+	require.Zero(t, got.Sent, "the lease is over in Redis")
 }

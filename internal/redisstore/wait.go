@@ -154,7 +154,9 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		}
 		n, err := w.sleep(ctx, recheck, [2]<-chan subs.Note{listener.C(), p.woken()})
 		if s.waited.wake(p) { // also at the end of ctx
-			s.giveBack(listener, topic, a.ID, n)
+			if s.giveBack(listener, topic, a.ID, n) {
+				p.lease.Sent = time.Time{} // the client confirms the lease before it begins
+			}
 			return *p.lease, nil
 		}
 		p = nil
