@@ -867,6 +867,56 @@ func TestAWaiterThatReachedNobodyFindsTheMembersThatComeBack(t *testing.T) {
 	})
 }
 
+// teller is a member that can say again that it refuses a wait.
+type teller struct {
+	*stage.Link
+	again func(store.Progress)
+}
+
+func (s *teller) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	s.again = progress
+	return s.Link.Wait(ctx, a, progress)
+}
+
+// TestAWaiterKeepsNoLockOfAMemberThatItHasLeft has a waiter that goes from the third member back to the
+// first one, and then to the second one, where it has a place already.
+func TestAWaiterKeepsNoLockOfAMemberThatItHasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		owner := r.try(minute)
+		var view []*teller
+		s := r.over(func(_ int, m *mem.Store) store.Store {
+			view = append(view, &teller{Link: stage.NewLink(m)})
+			return view[len(view)-1]
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		a, done := ask(minute), make(chan error)
+		go func() { done <- second(s.Wait(ctx, a, nothing)) }()
+		pass(time.Second)
+		for _, m := range view[:2] {
+			m.On(stage.Refuse(errDown), stage.CmdLook)
+		}
+		pass(4 * longestBeat) // the waiter queues at the third member
+		for i, m := range r.members {
+			state, err := m.Look(t.Context(), a)
+			require.NoError(t, err)
+			require.Equal(t, 1, state.Waiters, "member %d", i)
+		}
+		view[0].again(store.Progress{Busy: &store.Busy{Owner: owner.ID}, Queued: true}) // back to the first member
+		pass(longestBeat / 2)
+		view[1].Heal()
+		pass(2 * longestBeat) // the first member is quiet again
+		require.NoError(t, r.members[2].Release(t.Context(), owner))
+		pass(longestBeat)
+		state, err := r.members[2].Look(t.Context(), a)
+		require.NoError(t, err)
+		require.Empty(t, state.Owner, "the waiter queues at the second member")
+		cancel()
+		require.Error(t, <-done)
+	})
+}
+
 // TestWaitersAreServedInTheOrderOfArrival has 64 waiters of 8 processes that reach all members.
 func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

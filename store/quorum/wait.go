@@ -37,17 +37,17 @@ type waiting struct {
 	alarm    *time.Timer
 	took     time.Time // when the hold got the lock of an anchor
 
-	refused bool // the anchor has queued the hold
-	taking  bool // the hold has the lock of an anchor
-	beaten  bool // one other hold has a majority
-	spent   bool // the ID is of no use any more
-	unsure  bool
+	taking bool // the hold has the lock of an anchor
+	beaten bool // one other hold has a majority
+	spent  bool // the ID is of no use any more
+	unsure bool
 }
 
 // seat is the state of the hold at one member.
 type seat struct {
 	asking   bool // Try, Wait or Enter is running
 	waited   bool // Wait has been called
+	refused  bool // Wait is running, and has been refused
 	answered bool // the member has answered
 	has      bool
 	lease    store.Lease
@@ -168,7 +168,7 @@ func (w *waiting) start(i int, c call) {
 //	each      Enter fails at the anchor                   the ID is spent
 //	each      a lease from long ago comes                 the hold does not count yet, Enter; go on below
 //	queueing  a lease comes from the anchor               take: the state is taking
-//	queueing  another lease comes, the anchor has queued  giveBack
+//	queueing  another lease comes, the anchor has refused giveBack
 //	queueing  Wait fails at the anchor                    moveOn
 //	queueing  Try fails at the anchor                     Wait there
 //	taking    Try fails                                   Wait there
@@ -197,7 +197,7 @@ func (w *waiting) note(e event) {
 		}
 		if !w.taking && e.member == w.anchor {
 			w.take()
-		} else if !w.taking && w.refused {
+		} else if !w.taking && w.seats[w.anchor].refused {
 			w.giveBack()
 		}
 	case e.call == callWait && e.member == w.anchor && !w.taking:
@@ -218,7 +218,7 @@ func (w *waiting) ended(e event) {
 	if e.call == callLook {
 		return
 	}
-	s.asking = false
+	s.asking, s.refused = false, false
 	var busy *store.Busy
 	switch {
 	case e.err == nil:
@@ -261,10 +261,12 @@ func (w *waiting) progressed(e event) {
 	if w.taking {
 		p.Position = 0
 	}
-	if e.member == w.anchor && !w.refused && !w.taking {
-		w.refused = true
-		w.alarm.Reset(w.beat())
-		w.giveBack()
+	if s := &w.seats[e.member]; !s.refused {
+		s.refused = true
+		if e.member == w.anchor && !w.taking {
+			w.alarm.Reset(w.beat())
+			w.giveBack()
+		}
 	}
 	w.progress(p)
 }
@@ -332,23 +334,26 @@ func (w *waiting) moveOn() {
 	if w.anchor == len(w.members)-1 {
 		return
 	}
-	w.anchor++
-	w.refused = false
-	w.alarm.Reset(attemptLimit(w.ask))
-	if w.seats[w.anchor].has {
-		w.take()
-		return
-	}
-	w.start(w.anchor, callWait)
+	w.queueAt(w.anchor + 1)
 }
 
 // moveBack makes an earlier member the anchor, as all waiters queue at one member. Otherwise crowds in
 // the queues of different members split the locks, and none of their heads gets a majority. The wait
 // at the later member goes on, and gives back what it gets.
-func (w *waiting) moveBack(i int) {
-	w.anchor, w.refused = i, false
+func (w *waiting) moveBack(i int) { w.queueAt(i) }
+
+// queueAt makes a member the anchor, where the hold may have the lock, or a place in the queue, already.
+func (w *waiting) queueAt(i int) {
+	w.anchor = i
 	w.alarm.Reset(attemptLimit(w.ask))
-	w.start(i, callWait)
+	switch s := w.seats[i]; {
+	case s.has:
+		w.take()
+	case s.refused:
+		w.giveBack()
+	default:
+		w.start(i, callWait)
+	}
 }
 
 func (w *waiting) beat() time.Duration { return min(w.ask.TTL/3, longestBeat) }
