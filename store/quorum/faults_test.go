@@ -917,6 +917,34 @@ func TestAWaiterKeepsNoLockOfAMemberThatItHasLeft(t *testing.T) {
 	})
 }
 
+func TestARefusalOfAMemberThatIsAskedAgainIsNoLastWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		owner := r.try(minute)
+		full := errors.New("no memory")
+		s := r.linked(func(i int, k *stage.Link) {
+			switch i {
+			case 0:
+				k.Once(stage.Refuse(full), stage.CmdWait)
+			case 2:
+				k.On(stage.Refuse(full), stage.CmdWait)
+			}
+		})
+		done := make(chan store.Lease, 1)
+		go func() {
+			l, err := s.Wait(t.Context(), ask(minute), nothing)
+			assert.NoError(t, err)
+			done <- l
+		}()
+		pass(time.Second) // the waiter queues at the second member
+		require.NoError(t, r.members[1].Release(t.Context(), owner))
+		pass(100 * time.Millisecond) // and now at the first one, too
+		require.Empty(t, done)
+		require.NoError(t, r.members[0].Release(t.Context(), owner))
+		require.NoError(t, s.Release(t.Context(), <-done))
+	})
+}
+
 // TestWaitersAreServedInTheOrderOfArrival has 64 waiters of 8 processes that reach all members.
 func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

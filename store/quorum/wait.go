@@ -128,7 +128,9 @@ func (w *waiting) start(i int, c call) {
 		return
 	}
 	s.asking = s.asking || c != callLook
-	s.waited = s.waited || c == callWait
+	if c == callWait {
+		s.waited, s.err = true, nil
+	}
 	w.open++
 	m, lease := w.members[i], s.lease
 	go func() {
