@@ -34,6 +34,7 @@ type search struct {
 	graph store.WaitGraph
 	ask   store.Ask
 	me    store.Waiting
+	holds func() []store.ID // around the call, whose sections are open yet
 
 	seen map[store.ID]int // the rounds of the calls in the last circle, when it was seen first
 
@@ -61,14 +62,15 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 	if !is {
 		return ctx, func() {}
 	}
-	holds := openHolds(around, c)
-	if len(holds) == 0 {
+	inner := entryOf(around) // the search must not call the caller's code
+	holds := func() []store.ID { return openHolds(inner, c) }
+	if len(holds()) == 0 {
 		return ctx, func() {}
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	s := &search{
-		graph: graph, ask: h.lease.Ask,
-		me: store.Waiting{ID: h.lease.ID, Name: h.name, Holds: holds, Since: time.Now()},
+		graph: graph, ask: h.lease.Ask, holds: holds,
+		me: store.Waiting{ID: h.lease.ID, Name: h.name, Since: time.Now()},
 	}
 	timer := time.AfterFunc(deadlockAfter, func() {
 		c.group.GoOpen(func() { s.run(ctx, end) })
@@ -76,8 +78,8 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 	return ctx, func() { timer.Stop(); end(nil) }
 }
 
-func openHolds(ctx context.Context, c *Client) (holds []store.ID) {
-	for e := entryOf(ctx); e != nil; e = e.outer {
+func openHolds(inner *entry, c *Client) (holds []store.ID) {
+	for e := inner; e != nil; e = e.outer {
 		if !c.isOf(e) || !e.isOpen() {
 			continue
 		}
@@ -93,15 +95,7 @@ func openHolds(ctx context.Context, c *Client) (holds []store.ID) {
 
 // run looks for circles until the wait ends, and takes back what it has shown. end ends the wait.
 func (s *search) run(ctx context.Context, end context.CancelCauseFunc) {
-	defer func() {
-		if s.me.Round == 0 { // nothing was shown
-			return
-		}
-		s.me.For = nil
-		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadlockAfter)
-		defer cancel()
-		_ = s.graph.Show(bound, s.me, waitShown) // what stays ends by itself
-	}()
+	defer s.hide(ctx)
 	for {
 		if cycle := s.look(ctx); cycle != nil {
 			end(cycle)
@@ -113,9 +107,28 @@ func (s *search) run(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
+// hide takes back what was shown.
+func (s *search) hide(ctx context.Context) {
+	if s.me.Round == 0 || len(s.me.Holds) == 0 { // nothing is shown
+		return
+	}
+	s.me.For = nil
+	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadlockAfter)
+	defer cancel()
+	_ = s.graph.Show(bound, s.me, waitShown) // what stays ends by itself
+}
+
 // look shows the wait, looks for a circle, and returns the error of the call if it has to end: a
-// circle was seen twice, and the call is the youngest in it.
+// circle was seen twice, and the call is the youngest in it. A call may outlive a section around it,
+// whose ID the next hold of a run has.
 func (s *search) look(ctx context.Context) error {
+	holds := s.holds()
+	if len(holds) < len(s.me.Holds) {
+		s.hide(ctx)
+	}
+	if s.me.Holds = holds; len(holds) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, deadlockAfter)
 	defer cancel()
 	state, err := s.graph.Look(ctx, s.ask)

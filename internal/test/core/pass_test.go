@@ -498,3 +498,23 @@ func TestAHoldThatMayBeLeftIsForgottenBehindThoseItIsPassedTo(t *testing.T) {
 		require.Positive(t, s.Sent(stage.CmdForget))
 	})
 }
+
+// The call has left the section that it began in, and so is in no circle with the next hold, which has
+// the same ID for the store.
+func TestACallThatOutlivesASectionOfARunIsInNoDeadlock(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, waiting := stage.Passing(t, w, 1)
+		other := w.NewClient()
+		theirs := w.Enter(t.Context(), other.NewLock("b"))
+		nested := w.Start(context.WithoutCancel(section), m.NewLock("b"))
+		section = handOn(t, l, section, waiting[0])
+		across := w.Start(theirs, other.NewLock("a"))
+		stage.Pass(10 * time.Second)
+		require.True(t, nested.Waits())
+		require.True(t, across.Waits())
+		w.Leave(section, l)
+		w.Leave(across.Section(), other.NewLock("a"))
+		w.Leave(theirs, other.NewLock("b"))
+		w.Leave(nested.Section(), m.NewLock("b"))
+	})
+}
