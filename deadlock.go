@@ -34,7 +34,8 @@ type search struct {
 	graph store.WaitGraph
 	ask   store.Ask
 	me    store.Waiting
-	holds func() []store.ID // around the call, whose sections are open yet
+	inner *entry // the innermost around the call: the search must not call the caller's code
+	home  *Client
 
 	seen map[store.ID]int // the rounds of the calls in the last circle, when it was seen first
 
@@ -62,14 +63,13 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 	if !is {
 		return ctx, func() {}
 	}
-	inner := entryOf(around) // the search must not call the caller's code
-	holds := func() []store.ID { return openHolds(inner, c) }
-	if len(holds()) == 0 {
+	inner := entryOf(around)
+	if len(openHolds(inner, c)) == 0 {
 		return ctx, func() {}
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	s := &search{
-		graph: graph, ask: h.lease.Ask, holds: holds,
+		graph: graph, ask: h.lease.Ask, inner: inner, home: c,
 		me: store.Waiting{ID: h.lease.ID, Name: h.name, Since: time.Now()},
 	}
 	timer := time.AfterFunc(deadlockAfter, func() {
@@ -122,7 +122,7 @@ func (s *search) hide(ctx context.Context) {
 // circle was seen twice, and the call is the youngest in it. A call may outlive a section around it,
 // whose ID the next hold of a run has.
 func (s *search) look(ctx context.Context) error {
-	holds := s.holds()
+	holds := openHolds(s.inner, s.home)
 	if len(holds) < len(s.me.Holds) {
 		s.hide(ctx)
 	}
