@@ -77,7 +77,12 @@ func (p *Proxy) Address() string { return p.address }
 func (p *Proxy) Stall() (held <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.open, p.held = make(chan struct{}), make(chan struct{})
+	select {
+	case <-p.open:
+		p.open = make(chan struct{})
+	default: // Resume ends both
+	}
+	p.held = make(chan struct{})
 	return p.held
 }
 
