@@ -108,7 +108,7 @@ vet: ## relockvet, every module; go vet is a part of lint
 	"$$tmp/relockvet" -test=false $$(echo "$$packages" | grep -v /internal/test/)
 
 # They read what race compiles, so that nothing is compiled for them alone.
-lint: GOFLAGS += -race $(NORACE) -tags=kubernetes
+lint: GOFLAGS += -race $(NORACE) -tags=kubernetes,browser
 lint: ## go vet, staticcheck and errcheck, every module
 	@$(WORKSPACE); GO="$(GO)" sh tools/lint.sh $(PACKAGES)
 
@@ -136,7 +136,7 @@ each: # the modules EACH, one after the other, each on its own
 
 browser: ## Install Chromium if it is missing; the page of module ui in it
 	@sh tools/install-deps.sh browser
-	cd ui && RELOCK_BROWSER=1 $(GO) test -vet=off -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./browser
+	cd ui && $(GO) test -tags browser -vet=off -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./browser
 
 examples: ## Run the examples of the root module, without a server
 	@unset REDIS_URL; for e in $(EXAMPLES); do \

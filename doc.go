@@ -58,11 +58,12 @@
 //     whose connection is interrupted when its turn comes is passed over, and has its old place
 //     again when the connection is back.
 //   - Waiting does not poll. An Unlock grants the lock to the first waiter in the same script, and
-//     one message tells the waiter. If up to 63 waiters of the same client, with the same TTL and
-//     [WithLockDelay], stand directly behind it, the message names them too: each Unlock then hands
-//     the lock to the next of them inside the process, in the order of the queue, and the last one
-//     gives it back to the store, which sees one hold throughout. A waiter asks by itself only when the lease of the owner should
+//     one message tells the waiter. A waiter asks by itself only when the lease of the owner should
 //     be over, or when its connection was made anew.
+//   - A message also names the waiters that stand directly behind the first one, if they are of the
+//     same client and have the same TTL and [WithLockDelay]: 63 at most. Unlock then hands the lock to
+//     the next of them inside the process, in the order of the queue. The store sees one hold, from
+//     the grant to the Unlock of the last of these waiters.
 //   - The store frees, keeps or refuses a lock by the hold alone. A count that a lost reply has
 //     made wrong is right again with the next entry, exit or renewal.
 //   - An Unlock, or any other command that arrives late or twice, ends no other hold and no outer

@@ -91,7 +91,7 @@ func wallClock(at time.Time) time.Time { return at.Round(0) }
 // at returns a time as the heap counts.
 func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
 
-// addLocked notes a hold that begins, in place of the hold that has passed its lease on, if one has.
+// addLocked notes a hold that begins. If a hold has passed its lease on to h, h takes its place.
 func (t *table) addLocked(h *hold) {
 	number := numberOf(h.lease.ID)
 	h.generation = t.generation

@@ -194,9 +194,10 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 // State is the state of a lock in the store.
 type State struct {
 	// Holder has the lock; zero: nobody. Where Unlock has handed the lock on inside a process, other
-	// processes see the first holder there, which the store knows. With [WithRedissonLayout] they see the field in Redis: a thread of Java, or
-	// <client id>:<n> of Go, where the hold is number n. That is the holder, but of a hold that began
-	// inside another section, or had to ask twice.
+	// processes see the holder that the store knows: the first one. With [WithRedissonLayout] other
+	// processes see the field in Redis: a thread of Java, or <client id>:<n> of Go, where the hold is
+	// number n. That is the holder, but of a hold that began inside another section, or had to ask
+	// twice.
 	Holder Holder
 	// Count is the number of open entries in the hold of Holder; 1 with [WithLocalReentry], and in
 	// a read-write lock or semaphore in Redis. After a command with a lost reply, and after two

@@ -122,8 +122,8 @@ func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 
 // TryLockFor is [Lock.Lock] with a time limit: TryLockFor gives up with a [*LockedError] after
 // wait. The limit is no deadline of the returned context. If the store has not named the holder by
-// the end of wait, the error matches [context.DeadlineExceeded] and [ErrUnavailable] instead. A wait of 0 is TryLock; a
-// wait below 0 is [ErrInvalid].
+// the end of wait, the error matches [context.DeadlineExceeded] and [ErrUnavailable] instead. A wait
+// of 0 is TryLock; a wait below 0 is [ErrInvalid].
 func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := checkWait("TryLockFor", wait); err != nil {
 		return refused(ctx, err), err
@@ -346,8 +346,8 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 	return a.failed(ctx, err)
 }
 
-// sendAsk asks the store for a new hold, which has the ask from now on, or that of the hold that has
-// passed its lease on.
+// sendAsk asks the store for a new hold. h has the ask of the answer from now on: the given ask, or
+// the ask of the hold that has passed its lease on to h.
 func (a *acquiring) sendAsk(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
 	c := a.lock.client
 	h.lease.Ask = ask
@@ -451,18 +451,17 @@ func (l *Lock) opError(op string, holder Holder, err error) error {
 }
 
 // Unlock leaves the nearest entry of this lock around ctx. The lock is free, and is granted to the
-// next waiter, when all entries of its hold are left, in any order. Where calls of this client stand
-// directly behind each other in the queue, the store may have granted them the lock together: then
-// Unlock hands it to the next of them, and asks nobody. ctx is the context that Lock returned, or a
-// context derived from it. ctx may be done already: Unlock has a time limit of its own (10 s, or the
-// end of the lease if that is sooner).
+// next waiter, when all entries of its hold are left, in any order. If the next waiter is a call of
+// this client, Unlock may hand the lock to that call inside the process, without a command. ctx is
+// the context that Lock returned, or a context derived from it. ctx may be done already: Unlock has a
+// time limit of its own (10 s, or the end of the lease if that is sooner).
 //
 // In every case but [ErrInvalid] the entry is left, and its context has ended. Errors:
 //   - [ErrNotHeld]: ctx is inside no entry of this lock (which is also logged), or the entry was
 //     left before. Nothing was changed, and outer sections keep their entries.
 //   - [ErrLockLost]: the lock was lost before this Unlock. The last steps of the section may have
-//     happened without the lock. (An Unlock that hands the lock on asks nobody, and so tells only of a
-//     loss that is known: the section that works then is told of the loss.)
+//     happened without the lock. (An Unlock that hands the lock on inside the process does not ask
+//     the store. If the store has lost the lock by then, the next section is told so.)
 //   - [ErrClosed]: Close has freed the lock, see [WithReleaseOnClose].
 //   - [ErrInvalid]: the name or the options of the lock are wrong. Nothing was changed.
 //   - any other: the store did not confirm. After the last entry, cleanup takes the lock back in
@@ -583,8 +582,8 @@ func (h *hold) freed(err error) error {
 	return nil
 }
 
-// Internal returns what the packages of this module that stand on a Lock need of it: leader, once
-// and ticket. Its type is internal to the module. For other programs it is of no use.
+// Internal serves the packages leader, once and ticket of this module. The type of its result is
+// internal to the module, so Internal is of no use to other programs.
 func (l *Lock) Internal() inside.Lock {
 	lead := func(ctx context.Context) (context.Context, error) {
 		return (&acquiring{lock: l, ctx: ctx, wait: forever, event: event.AcquireFinished{Leader: true}}).run()

@@ -6,10 +6,10 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file passes a lease on within the process. The grant of a store may serve the waits of this
-// client that stand directly behind each other in its queue, see store.Passing: the last Unlock of a
-// hold gives its lease to the next of them, and asks nobody. For the server it is one hold, with the
-// ID of the first one, until the last one releases it.
+// This file passes a lease on within the process. A grant of the store may serve several waits of
+// this client, which stand directly behind each other in the queue (store.Passing). The last Unlock
+// of a hold gives its lease to the next wait, without a command. The store sees one hold with the ID
+// of the first wait, until the last wait's hold releases the lock.
 
 // passing is the part of a hold that decides whether its lease is passed on.
 type passing struct {
@@ -66,8 +66,7 @@ func (t *table) unpass(h *hold) {
 	t.unpassLocked(h)
 }
 
-// unpassLocked ends the stay in the table of the hold that has passed its lease on to h, where h does
-// not begin.
+// unpassLocked removes the hold that has passed its lease on to h from the table. h does not begin.
 func (t *table) unpassLocked(h *hold) {
 	number := numberOf(h.lease.ID)
 	if before := t.holds[number]; before != nil && before.passing.done {
