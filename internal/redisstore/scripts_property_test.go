@@ -179,6 +179,19 @@ func (s *sequence) step() {
 		}
 		s.sent = append(s.sent, c)
 		s.call(c)
+	case p < 36 && s.owner != nil: // the end of a run that has served the wait of another hold
+		first := s.owner
+		s.ask(s.like(first))
+		c := s.serving(first)
+		s.sent = append(s.sent, c)
+		s.call(c)
+	case p < 40 && len(s.queue) > 0: // a run grows, and its client may die
+		last := s.queue[len(s.queue)-1]
+		s.ask(s.like(last))
+		if s.rng.IntN(4) == 0 {
+			s.check() // hears the messages before
+			s.listen(last.client, false)
+		}
 	default:
 		c := s.command()
 		s.sent = append(s.sent, c)
@@ -259,6 +272,20 @@ func (s *sequence) hold() *modelHold {
 	h := &modelHold{id: newID(client), client: client, ttl: time.Duration(20+s.rng.IntN(3)*20) * time.Second}
 	s.holds = append(s.holds, h)
 	return h
+}
+
+// like makes a hold of the same client, with the same lease.
+func (s *sequence) like(h *modelHold) *modelHold {
+	other := &modelHold{id: newID(h.client), client: h.client, ttl: h.ttl}
+	s.holds = append(s.holds, other)
+	return other
+}
+
+// ask has a hold ask for the lock.
+func (s *sequence) ask(h *modelHold) {
+	c := s.acquiring(h)
+	s.sent = append(s.sent, c)
+	s.call(c)
 }
 
 // command makes a command of a hold as the store does.
