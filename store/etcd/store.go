@@ -126,7 +126,7 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	if ctx.Err() != nil {
 		return store.Lease{}, lifetime.Ended(ctx)
 	}
-	h, again, err := s.claim(ctx, a, 0)
+	h, again, err := s.reserve(ctx, a, 0)
 	if err != nil {
 		return store.Lease{}, err
 	}

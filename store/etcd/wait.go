@@ -98,7 +98,7 @@ func (w *waiting) beat() time.Time {
 
 // join makes the key of the hold, unless an earlier command has made the key.
 func (w *waiting) join(ctx context.Context) error {
-	h, _, err := w.claim(ctx, w.ask, w.ask.TTL/20)
+	h, _, err := w.reserve(ctx, w.ask, w.ask.TTL/20)
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ const (
 // otherwise the lock is empty. kind is the kind of a lock that is free.
 func (t *tx) open(name string, id store.ID, create bool) (*lock, error) {
 	k := &lock{tx: t, name: name, id: id}
-	if err := k.claim(create); err != nil {
+	if err := k.lockRow(create); err != nil {
 		return nil, err
 	}
 	if !k.exists {
@@ -90,15 +90,15 @@ func (t *tx) open(name string, id store.ID, create bool) (*lock, error) {
 	return k, k.load()
 }
 
-// claims bounds the attempts to find a row that was inserted. A second one follows a cleanup, and
+// mostRows bounds the attempts to find a row that was inserted. A second one follows a cleanup, and
 // more mean that something hides the row.
-const claims = 10
+const mostRows = 10
 
-// claim locks the row of the name. A name without a row gets one if create is set.
-func (k *lock) claim(create bool) error {
+// lockRow locks the row of the name. A name without a row gets one if create is set.
+func (k *lock) lockRow(create bool) error {
 	err := k.read()
 	for n := 0; err == nil && !k.exists && create; n++ { // a cleanup may delete the row before it is locked
-		if n == claims {
+		if n == mostRows {
 			return errNoEffect
 		}
 		if _, err = k.exec(insertLock, []byte(k.name), int64(store.Mutex)); err == nil {

@@ -64,7 +64,7 @@ func (t *tx) openNow(name string) (*lock, error) {
 		return nil, err
 	}
 	k := &lock{tx: t, name: name}
-	if err := k.claim(true); err != nil {
+	if err := k.lockRow(true); err != nil {
 		return nil, err
 	}
 	return k, k.loadNow()
