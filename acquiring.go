@@ -14,12 +14,12 @@ import (
 // acquiring is one call on its way into the lock.
 type acquiring struct {
 	lock       *Lock
-	ctx        context.Context                                       // the caller's
-	caller     context.Context                                       // of a call for several locks, where ctx is inside the first ones; nil: ctx
-	wait       time.Duration                                         // forever; 0: do not wait
-	op         string                                                // for errors; empty: lock
-	userScript func(context.Context, store.Ask) (store.Lease, error) // TryLockIf's ask for a free lock
-	byTicket   func() error                                          // Borrow or Accept, in place of the ask for a free lock
+	ctx        context.Context                                         // the caller's
+	caller     context.Context                                         // of a call for several locks, where ctx is inside the first ones; nil: ctx
+	wait       time.Duration                                           // forever; 0: do not wait
+	op         string                                                  // for errors; empty: lock
+	userScript func(context.Context, store.Claim) (store.Lease, error) // TryLockIf's claim for a free lock
+	byTicket   func() error                                            // Borrow or Accept, in place of the claim for a free lock
 
 	full    context.CancelCauseFunc // ends the wait; nil: the queue has no limit
 	placed  bool                    // the wait in progress has had its first place in the queue
@@ -124,8 +124,8 @@ func (a *acquiring) started(start time.Time) {
 		start = time.Now()
 	}
 	e := event.AcquireStarted{
-		Context: a.ctx, Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Start: start,
-		Client: l.client.id, Key: l.ask.Name, Waits: a.wait != 0,
+		Context: a.ctx, Name: l.name, Mode: modeOf(l.claim.Kind, l.claim.Limit), Start: start,
+		Client: l.client.id, Key: l.claim.Name, Waits: a.wait != 0,
 	}
 	a.event.Name, a.event.Mode, a.event.Start, a.event.TTL = e.Name, e.Mode, start, l.settings.ttl
 	if hook := hooks.AcquireStarted; hook != nil {

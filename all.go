@@ -85,12 +85,12 @@ func (l *Locks) add(lock Locker) error {
 
 // arrange sorts the locks, and drops duplicates.
 func (l *Locks) arrange() error {
-	slices.SortStableFunc(l.locks, func(a, b *Lock) int { return strings.Compare(a.ask.Name, b.ask.Name) })
+	slices.SortStableFunc(l.locks, func(a, b *Lock) int { return strings.Compare(a.claim.Name, b.claim.Name) })
 	names := make(map[string]bool, len(l.locks))
 	kept := l.locks[:0]
 	for _, lock := range l.locks {
 		var last *Lock
-		if len(kept) > 0 && kept[len(kept)-1].ask.Name == lock.ask.Name {
+		if len(kept) > 0 && kept[len(kept)-1].claim.Name == lock.claim.Name {
 			last = kept[len(kept)-1]
 		}
 		switch {
@@ -98,9 +98,9 @@ func (l *Locks) arrange() error {
 			return invalid("All: two clients have a lock %q; take the lock of one of them", lock.name)
 		case last == nil:
 			kept, names[lock.name] = append(kept, lock), true
-		case last.ask.Kind != lock.ask.Kind:
-			return invalid("All: %q is %s and %s; a name is one kind of lock", lock.name, last.ask.Kind, lock.ask.Kind)
-		case lock.ask.Limit < last.ask.Limit:
+		case last.claim.Kind != lock.claim.Kind:
+			return invalid("All: %q is %s and %s; a name is one kind of lock", lock.name, last.claim.Kind, lock.claim.Kind)
+		case lock.claim.Limit < last.claim.Limit:
 			kept[len(kept)-1] = lock
 		}
 	}
@@ -244,7 +244,7 @@ type joint struct {
 // nearest returns the innermost joint of these locks around ctx, left or not; nil: none.
 func (l *Locks) nearest(ctx context.Context) *joint {
 	same := func(a, b *Lock) bool {
-		return a.client == b.client && a.ask.Name == b.ask.Name && a.ask.Kind == b.ask.Kind
+		return a.client == b.client && a.claim.Name == b.claim.Name && a.claim.Kind == b.claim.Kind
 	}
 	for e := entryOf(ctx); e != nil; e = e.outer {
 		if j, is := e.parent.Context.(*joint); is && slices.EqualFunc(j.locks.locks, l.locks, same) {
@@ -324,7 +324,7 @@ func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, er
 		return nil, false, nil
 	}
 	defer c.group.Leave()
-	calls, holds, asks := j.newHolds(wait)
+	calls, holds, claims := j.newHolds(wait)
 	if calls == nil {
 		return nil, false, nil
 	}
@@ -334,10 +334,10 @@ func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, er
 			abandonAll(calls)
 		}
 	}()
-	ctx, end := c.boundAsk(j.Context, j.Context, wait, store.Acks{})
+	ctx, end := c.boundClaim(j.Context, j.Context, wait, store.Acks{})
 	defer end.Stop()
 	start := time.Now()
-	leases, err := several.TryAll(ctx, asks)
+	leases, err := several.TryAll(ctx, claims)
 	if err == nil {
 		inner, err = j.begin(ctx, start, calls, holds, leases)
 		returned = true
@@ -366,7 +366,7 @@ func abandonAll(calls []*acquiring) {
 func (j *joint) several() store.Several {
 	c := j.locks.locks[0].client
 	for _, lock := range j.locks.locks {
-		if lock.client != c || lock.ask.Kind != store.Mutex {
+		if lock.client != c || lock.claim.Kind != store.Mutex {
 			return nil
 		}
 	}
@@ -379,7 +379,7 @@ func (j *joint) several() store.Several {
 
 // newHolds makes a hold for each lock, all of one holder. newHolds returns nothing if a section of
 // some lock is around, or the context has ended.
-func (j *joint) newHolds(wait time.Duration) (calls []*acquiring, holds []*hold, asks []store.Ask) {
+func (j *joint) newHolds(wait time.Duration) (calls []*acquiring, holds []*hold, claims []store.Claim) {
 	var holder Holder
 	for _, lock := range j.locks.locks {
 		a := &acquiring{lock: lock, ctx: j, wait: wait, event: event.AcquireFinished{Holder: holder}}
@@ -388,9 +388,9 @@ func (j *joint) newHolds(wait time.Duration) (calls []*acquiring, holds []*hold,
 		}
 		h := a.newHold()
 		holder = h.holder
-		calls, holds, asks = append(calls, a), append(holds, h), append(asks, h.lease.Ask)
+		calls, holds, claims = append(calls, a), append(holds, h), append(claims, h.lease.Claim)
 	}
-	return calls, holds, asks
+	return calls, holds, claims
 }
 
 // begin enters the holds that the store has let in. After an error, the rest is cleaned up, and the
@@ -422,7 +422,7 @@ func refuseAll(ctx context.Context, start time.Time, calls []*acquiring, err err
 	a := calls[0]
 	var busy *store.Busy
 	if errors.As(err, &busy) {
-		named := func(a *acquiring) bool { return a.lock.ask.Name == busy.Name }
+		named := func(a *acquiring) bool { return a.lock.claim.Name == busy.Name }
 		a = calls[max(slices.IndexFunc(calls, named), 0)]
 	}
 	a.refusedBy(err)

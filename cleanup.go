@@ -13,33 +13,33 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// cleanup takes back all remains of unwanted asks in the store: the queue place of a waiter that
+// cleanup takes back all remains of unwanted claims in the store: the queue place of a waiter that
 // gave up, a late grant, a lock that a command takes after its caller has gone.
 //
-// An ask is forgotten until the store confirms it, and again at growing intervals for one lease, as
-// a command may run late. One goroutine works on all asks, many in a round trip, and ends with the
-// last ask.
+// A claim is forgotten until the store confirms it, and again at growing intervals for one lease, as
+// a command may run late. One goroutine works on all claims, many in a round trip, and ends with the
+// last claim.
 type cleanup struct {
 	client *Client
 	wake   chan struct{}
 
 	mu      sync.Mutex
 	pending timers.Heap[*unwanted]
-	last    []store.Ask // confirmed when the client was closed
+	last    []store.Claim // confirmed when the client was closed
 	running bool
 }
 
-// unwanted is an ask without a caller.
+// unwanted is a claim without a caller.
 type unwanted struct {
 	item      timers.Item[*unwanted]
-	ask       store.Ask
+	claim     store.Claim
 	name      string       // of the lock, as its user knows it
 	logger    *slog.Logger // of the lock
 	confirmed bool         // by some attempt
-	delayed   bool         // the store is to keep the ask until next
+	delayed   bool         // the store is to keep the claim until next
 	tries     int
 	next      time.Time
-	until     time.Time // the store keeps nothing of the ask from this time on
+	until     time.Time // the store keeps nothing of the claim from this time on
 }
 
 const (
@@ -50,33 +50,35 @@ const (
 	longForget  = 2 * time.Second
 	forgetLimit = 2 * time.Second // for one round trip
 	forgetBatch = 256
-	// mostPending is how many asks cleanup keeps while the store does not confirm. When there are
-	// more, a new ask is left to the end of its lease: calls give up faster than a store that is
+	// mostPending is how many claims cleanup keeps while the store does not confirm. When there are
+	// more, a new claim is left to the end of its lease: calls give up faster than a store that is
 	// silent forgets.
 	mostPending = 1 << 16
-	// oftenAtMost is how many unconfirmed asks are tried within longForget. When there are more, each
+	// oftenAtMost is how many unconfirmed claims are tried within longForget. When there are more, each
 	// is tried less often, but once in longestForget.
 	oftenAtMost   = 1024
 	longestForget = time.Minute
-	// mostRepeated is how many asks cleanup keeps to forget them again. When there are more, an ask
+	// mostRepeated is how many claims cleanup keeps to forget them again. When there are more, a claim
 	// that was forgotten twice is dropped: a crowd of calls that give up does not fill the memory.
 	mostRepeated = 4096
-	// keepForgetting is the time beyond the lease for which cleanup retries an unconfirmed ask. A
+	// keepForgetting is the time beyond the lease for which cleanup retries an unconfirmed claim. A
 	// queue place may last longer still: a grant to such a place goes on to the next waiter, or
 	// costs one lease.
 	keepForgetting = time.Minute
-	// closeLimit bounds the wait of Close for unconfirmed asks, anew from each confirmation.
+	// closeLimit bounds the wait of Close for unconfirmed claims, anew from each confirmation.
 	closeLimit = time.Second
 )
 
-// add takes in an ask. Its lease may last for longest from now on.
-func (u *cleanup) add(h *hold, ask store.Ask, longest time.Duration) { u.addAfter(0, h, ask, longest) }
+// add takes in a claim. Its lease may last for longest from now on.
+func (u *cleanup) add(h *hold, claim store.Claim, longest time.Duration) {
+	u.addAfter(0, h, claim, longest)
+}
 
-// addAfter takes in an ask that is to be forgotten no sooner than after delay. If the client is
-// closed before, the ask is left to the end of its lease.
-func (u *cleanup) addAfter(delay time.Duration, h *hold, ask store.Ask, longest time.Duration) {
+// addAfter takes in a claim that is to be forgotten no sooner than after delay. If the client is
+// closed before, the claim is left to the end of its lease.
+func (u *cleanup) addAfter(delay time.Duration, h *hold, claim store.Claim, longest time.Duration) {
 	now := time.Now()
-	ask.TTL = h.ttl // as in the queue; renewals may have set another TTL
+	claim.TTL = h.ttl // as in the queue; renewals may have set another TTL
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if delay > 0 && u.client.isClosed() {
@@ -90,8 +92,8 @@ func (u *cleanup) addAfter(delay time.Duration, h *hold, ask store.Ask, longest 
 		return
 	}
 	w := &unwanted{
-		ask: ask, name: h.name, logger: h.logger, delayed: delay > 0,
-		until: now.Add(delay + ask.Kept(max(longest, ask.TTL))),
+		claim: claim, name: h.name, logger: h.logger, delayed: delay > 0,
+		until: now.Add(delay + claim.Kept(max(longest, claim.TTL))),
 	}
 	w.item.Value = w
 	u.pushLocked(w, now.Add(delay))
@@ -143,8 +145,8 @@ func (u *cleanup) run() {
 	}
 }
 
-// due takes out a batch of asks to try now. due returns the time of the next attempt too, and
-// whether any ask is left.
+// due takes out a batch of claims to try now. due returns the time of the next attempt too, and
+// whether any claim is left.
 func (u *cleanup) due(now time.Time) (due []*unwanted, next time.Time, more bool) {
 	t := &u.client.table
 	u.mu.Lock()
@@ -157,15 +159,15 @@ func (u *cleanup) due(now time.Time) (due []*unwanted, next time.Time, more bool
 	return due, t.start.Add(at), first != nil
 }
 
-// hurry moves confirmed asks to last, drops asks that the store is to keep, and has the rest tried
-// soon. From then on each ask is tried every firstForget, until it is confirmed.
+// hurry moves confirmed claims to last, drops claims that the store is to keep, and has the rest
+// tried soon. From then on each claim is tried every firstForget, until it is confirmed.
 func (u *cleanup) hurry(now time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, w := range slices.Collect(u.pending.All()) {
 		switch {
 		case w.confirmed:
-			u.last = append(u.last, w.ask)
+			u.last = append(u.last, w.claim)
 			u.pending.Remove(&w.item)
 		case w.delayed && w.next.After(now):
 			u.pending.Remove(&w.item)
@@ -175,13 +177,13 @@ func (u *cleanup) hurry(now time.Time) {
 	}
 }
 
-// pushLocked has an ask tried at a time.
+// pushLocked has a claim tried at a time.
 func (u *cleanup) pushLocked(w *unwanted, next time.Time) {
 	w.next = next
 	u.pending.Set(&w.item, u.client.table.at(next))
 }
 
-// forget tries a batch, keeps unfinished asks, and says whether the store has confirmed any.
+// forget tries a batch, keeps unfinished claims, and says whether the store has confirmed any.
 func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	life, end := u.client.life, time.Now().Add(forgetLimit)
 	if !closing.IsZero() {
@@ -189,11 +191,11 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	}
 	ctx, cancel := context.WithDeadline(life, end)
 	defer cancel()
-	asks := make([]store.Ask, len(batch))
+	claims := make([]store.Claim, len(batch))
 	for i, w := range batch {
-		asks[i] = w.ask
+		claims[i] = w.claim
 	}
-	errs := apart(len(asks), func() []error { return u.client.store.Forget(ctx, asks) })
+	errs := apart(len(claims), func() []error { return u.client.store.Forget(ctx, claims) })
 	now := time.Now()
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -214,7 +216,7 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 				continue
 			}
 			if !closing.IsZero() {
-				u.last = append(u.last, w.ask)
+				u.last = append(u.last, w.claim)
 				continue
 			}
 			next = now.Add(firstForget << min(2*(w.tries-1), 20))
@@ -228,7 +230,7 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 			next = now.Add(min(firstForget<<min(w.tries-1, 20), longest))
 			if !now.Before(keptUntil) {
 				u.client.log(w.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in the store",
-					slog.String("lock", w.name), slog.String("holder", holderOf(w.ask.ID).String()), slog.Any("error", err))
+					slog.String("lock", w.name), slog.String("holder", holderOf(w.claim.ID).String()), slog.Any("error", err))
 			}
 		}
 		if now.Before(keptUntil) {
@@ -238,7 +240,7 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	return answered
 }
 
-// longPauseLocked returns the longest pause between two attempts to forget an ask.
+// longPauseLocked returns the longest pause between two attempts to forget a claim.
 func (u *cleanup) longPauseLocked() time.Duration {
 	return min(max(1, time.Duration(u.pending.Len()/oftenAtMost))*longForget, longestForget)
 }
@@ -258,7 +260,7 @@ func apart(n int, command func() []error) (errs []error) {
 	return errs
 }
 
-// stop ends the goroutine. Without giveUp the goroutine goes on if asks are pending.
+// stop ends the goroutine. Without giveUp the goroutine goes on if claims are pending.
 func (u *cleanup) stop(giveUp bool) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -272,13 +274,13 @@ func (u *cleanup) stop(giveUp bool) bool {
 // forgetLast forgets once more what was confirmed before the last command; false: nothing was.
 func (u *cleanup) forgetLast() bool {
 	u.mu.Lock()
-	asks := u.last
+	claims := u.last
 	u.last = nil
 	u.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
-	for batch := range slices.Chunk(asks, forgetBatch) {
+	for batch := range slices.Chunk(claims, forgetBatch) {
 		apart(len(batch), func() []error { return u.client.store.Forget(ctx, batch) }) // the store answered just now, and leases end
 	}
-	return len(asks) > 0
+	return len(claims) > 0
 }

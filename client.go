@@ -94,7 +94,7 @@ func (c *Client) use(s store.Store) (*Client, error) {
 	c.store = s
 	racing, is := s.(store.Racing)
 	c.races = is && racing.Races()
-	if _, err := s.Check(store.Ask{Name: "check", TTL: c.settings.ttl, Limit: 1, Acks: c.settings.acks}); err != nil {
+	if _, err := s.Check(store.Claim{Name: "check", TTL: c.settings.ttl, Limit: 1, Acks: c.settings.acks}); err != nil {
 		return nil, asInvalid(err)
 	}
 	return c, nil
@@ -114,14 +114,14 @@ func (c *Client) use(s store.Store) (*Client, error) {
 // Every method of the lock with an error result reports a wrong name or option, or a demand beyond
 // the store ([errors.ErrUnsupported]), as [ErrInvalid]. [Lock.Err] reports the same error.
 func (c *Client) NewLock(name string, options ...Option) *Lock {
-	return c.newLock(store.Ask{Name: name, Kind: store.Mutex, Limit: 1}, options)
+	return c.newLock(store.Claim{Name: name, Kind: store.Mutex, Limit: 1}, options)
 }
 
-func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
+func (c *Client) newLock(claim store.Claim, options []Option) *Lock {
 	if c == nil || c.store == nil {
-		return &Lock{name: ask.Name, settings: &settings{}, err: errZeroClient}
+		return &Lock{name: claim.Name, settings: &settings{}, err: errZeroClient}
 	}
-	l := &Lock{client: c, name: ask.Name, settings: &c.settings}
+	l := &Lock{client: c, name: claim.Name, settings: &c.settings}
 	if len(options) > 0 {
 		s, err := c.settings.with(options, ofLock)
 		if err != nil {
@@ -134,10 +134,10 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 		l.err = invalid("WithMaxWaiters(%d): the waiters of this store race, and have no queue to count", l.settings.maxWaiters)
 		return l
 	}
-	if l.err = checkName(ask.Name); l.err == nil {
-		ask.Report = (*reporter)(l)
-		ask.TTL, ask.Delay, ask.Acks = l.settings.ttl, l.settings.delay, l.settings.acks
-		l.ask, l.err = c.store.Check(ask)
+	if l.err = checkName(claim.Name); l.err == nil {
+		claim.Report = (*reporter)(l)
+		claim.TTL, claim.Delay, claim.Acks = l.settings.ttl, l.settings.delay, l.settings.acks
+		l.claim, l.err = c.store.Check(claim)
 		l.err = asInvalid(l.err)
 	}
 	return l
@@ -156,13 +156,13 @@ func (c *Client) Check(ctx context.Context) error {
 		return err
 	}
 	ctx = &lifetime.Guarded{Context: ctx}
-	ask := l.ask
-	ask.ID, _ = c.newID("")
+	claim := l.claim
+	claim.ID, _ = c.newID("")
 	var err error
 	if checker, is := c.store.(store.Checker); is {
-		err = checker.CheckServer(ctx, ask)
+		err = checker.CheckServer(ctx, claim)
 	} else {
-		_, err = c.store.Look(ctx, ask)
+		_, err = c.store.Look(ctx, claim)
 	}
 	if err != nil {
 		err = fmt.Errorf("relock: %w", err)
@@ -231,8 +231,8 @@ func (t *table) close(c *Client) (todo []func()) {
 		}
 		if h.state == held && c.settings.releaseOnClose {
 			t.finishLocked(h, ErrClosed)
-			ask := h.lease.Ask
-			todo = append(todo, func() { c.cleanup.add(h, ask, h.longest()) })
+			claim := h.lease.Claim
+			todo = append(todo, func() { c.cleanup.add(h, claim, h.longest()) })
 		}
 	})
 	return todo

@@ -32,7 +32,7 @@ const (
 // search looks for a circle of waits around one call.
 type search struct {
 	graph store.WaitGraph
-	ask   store.Ask
+	claim store.Claim
 	me    store.Waiting
 	inner *entry // the innermost around the call: the search must not call the caller's code
 	home  *Client
@@ -69,7 +69,7 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	s := &search{
-		graph: graph, ask: h.lease.Ask, inner: inner, home: c,
+		graph: graph, claim: h.lease.Claim, inner: inner, home: c,
 		me: store.Waiting{ID: h.lease.ID, Name: h.name, Since: time.Now()},
 	}
 	timer := time.AfterFunc(deadlockAfter, func() {
@@ -131,17 +131,17 @@ func (s *search) look(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, deadlockAfter)
 	defer cancel()
-	state, err := s.graph.Look(ctx, s.ask)
+	state, err := s.graph.Look(ctx, s.claim)
 	if err != nil {
 		return nil // the next look may find more
 	}
 	s.me.For = nil
 	for _, held := range append([]store.Held{{ID: state.Owner}}, state.Others...) {
-		if held.ID != "" && held.ID != s.ask.With {
+		if held.ID != "" && held.ID != s.claim.With {
 			s.me.For = append(s.me.For, held.ID)
 		}
 	}
-	if len(s.me.For) == 0 || s.ask.Kind == store.Semaphore && len(s.me.For) > 1 { // any of several may leave
+	if len(s.me.For) == 0 || s.claim.Kind == store.Semaphore && len(s.me.For) > 1 { // any of several may leave
 		return nil
 	}
 	s.me.Round++

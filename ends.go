@@ -109,7 +109,7 @@ func (l *loss) report() {
 	if l.err.Reason == event.LossTaken {
 		delay = 0
 	}
-	c.cleanup.addAfter(delay, h, h.lease.Ask, h.longest())
+	c.cleanup.addAfter(delay, h, h.lease.Claim, h.longest())
 	c.reportLeaks()
 	c.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.name), slog.String("holder", h.holder.String()),
 		slog.Int64("token", l.err.Token), slog.String("reason", string(l.err.Reason)))

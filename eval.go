@@ -41,7 +41,7 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 	t.mu.Lock()
 	lease := h.lease
 	t.mu.Unlock()
-	s, run, err := l.withScript(lease.Ask, script, keys, args)
+	s, run, err := l.withScript(lease.Claim, script, keys, args)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (l *Lock) Run(ctx context.Context, script string, keys []string, args ...an
 	if err := l.check(ctx); err != nil {
 		return nil, err
 	}
-	s, run, err := l.withScript(l.ask, script, keys, args)
+	s, run, err := l.withScript(l.claim, script, keys, args)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +134,9 @@ func (l *Lock) runFree(ctx context.Context, s store.Scripts, run store.Script) (
 	case stopped.Err() != nil:
 		return nil, context.Cause(stopped)
 	}
-	bound := lifetime.Until(ctx, time.Now().Add(min(unlockLimit, l.ask.TTL)))
+	bound := lifetime.Until(ctx, time.Now().Add(min(unlockLimit, l.claim.TTL)))
 	defer bound.Stop()
-	return s.EvalFree(bound, l.ask, run)
+	return s.EvalFree(bound, l.claim, run)
 }
 
 // TryLockIf is [Lock.TryLock] with a script that decides in the same step whether the caller gets
@@ -158,21 +158,21 @@ func (l *Lock) TryLockIf(ctx context.Context, script string, keys []string, args
 	if err := l.Err(); err != nil {
 		return refused(ctx, err), nil, err
 	}
-	s, run, err := l.withScript(l.ask, script, keys, args)
+	s, run, err := l.withScript(l.claim, script, keys, args)
 	if err != nil {
 		return refused(ctx, err), nil, err
 	}
 	a := acquiring{lock: l, ctx: ctx}
-	a.userScript = func(ctx context.Context, ask store.Ask) (lease store.Lease, err error) {
-		lease, reply, err = s.TryEval(ctx, ask, run)
+	a.userScript = func(ctx context.Context, claim store.Claim) (lease store.Lease, err error) {
+		lease, reply, err = s.TryEval(ctx, claim, run)
 		return lease, err
 	}
 	section, err = a.run()
 	return section, reply, err
 }
 
-// withScript makes a script that the store can run beside the lock of an ask.
-func (l *Lock) withScript(a store.Ask, source string, keys []string, args []any) (store.Scripts, store.Script, error) {
+// withScript makes a script that the store can run beside the lock of a claim.
+func (l *Lock) withScript(a store.Claim, source string, keys []string, args []any) (store.Scripts, store.Script, error) {
 	run := store.Script{Source: source, Keys: keys, Args: args}
 	s, is := l.client.store.(store.Scripts)
 	if !is {

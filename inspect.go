@@ -240,11 +240,11 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 func (l *Lock) stateOf(s store.State) State {
 	state := State{Count: s.Count, Token: s.Token, Waiters: s.Waiters}
 	if s.Owner != "" {
-		state.Holder, state.TTL, state.Mode = l.client.holderOf(s.Owner), s.TTL, modeOf(l.ask.Kind, s.Limit)
+		state.Holder, state.TTL, state.Mode = l.client.holderOf(s.Owner), s.TTL, modeOf(l.claim.Kind, s.Limit)
 	}
 	for _, held := range s.Others {
 		state.Others = append(state.Others, Held{
-			Holder: l.client.holderOf(held.ID), TTL: held.TTL, Mode: modeOf(l.ask.Kind, held.Limit),
+			Holder: l.client.holderOf(held.ID), TTL: held.TTL, Mode: modeOf(l.claim.Kind, held.Limit),
 		})
 	}
 	return state
@@ -256,7 +256,7 @@ func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) {
 	}
 	var s store.State
 	err := answered(ctx, func(ctx context.Context) (err error) {
-		s, err = l.client.store.Look(ctx, l.ask)
+		s, err = l.client.store.Look(ctx, l.claim)
 		return err
 	})
 	if err != nil {
@@ -297,8 +297,8 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 	return l.each(ctx, "force unlock", holds, l.client.store.Break)
 }
 
-// holds returns an ask for each hold that has the lock. If there is none, the error is ErrNotHeld.
-func (l *Lock) holds(ctx context.Context, op string) (all []store.Ask, err error) {
+// holds returns a claim for each hold that has the lock. If there is none, the error is ErrNotHeld.
+func (l *Lock) holds(ctx context.Context, op string) (all []store.Claim, err error) {
 	s, err := l.ownerOf(op, ctx)
 	if err != nil {
 		return nil, err
@@ -307,21 +307,21 @@ func (l *Lock) holds(ctx context.Context, op string) (all []store.Ask, err error
 		return nil, l.opError(op, "", freeError{})
 	}
 	for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
-		ask := l.ask
-		ask.ID, ask.Limit = held.ID, held.Limit
-		all = append(all, ask)
+		claim := l.claim
+		claim.ID, claim.Limit = held.ID, held.Limit
+		all = append(all, claim)
 	}
 	return all, nil
 }
 
 // each sends a command for each of some holds. A hold that is gone is no error: an earlier attempt
 // of the command has ended the hold, or the hold has ended by itself.
-func (l *Lock) each(ctx context.Context, op string, holds []store.Ask, command func(context.Context, store.Ask) error) error {
+func (l *Lock) each(ctx context.Context, op string, holds []store.Claim, command func(context.Context, store.Claim) error) error {
 	var holder Holder
 	err := answered(ctx, func(ctx context.Context) error {
-		for _, ask := range holds {
-			if err := command(ctx, ask); err != nil && !isGone(ctx, err) {
-				holder = l.client.holderOf(ask.ID)
+		for _, claim := range holds {
+			if err := command(ctx, claim); err != nil && !isGone(ctx, err) {
+				holder = l.client.holderOf(claim.ID)
 				return err
 			}
 		}

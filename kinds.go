@@ -8,8 +8,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file has the locks other than the mutex. All kinds go one way in and out (lock.go). An ask
-// says its kind, and how many holds it bears beside it, see [store.Ask].
+// This file has the locks other than the mutex. All kinds go one way in and out (lock.go). A claim
+// says its kind, and how many holds it bears beside it, see [store.Claim].
 
 // RWLock is a lock for one writer or any number of readers, made by [Client.NewRWLock]. It has all
 // methods of [Lock]: Lock, TryLock, TryLockFor, Do and DoFor are for writing, and Unlock leaves the
@@ -47,10 +47,10 @@ type forWriting = Lock
 // [ErrKind]. A store without read-write locks, such as one [WithRedissonLayout], is [ErrInvalid]
 // ([errors.ErrUnsupported]).
 func (c *Client) NewRWLock(name string, options ...Option) *RWLock {
-	ask := store.Ask{Name: name, Kind: store.ReadWrite, Limit: 1}
-	write := c.newLock(ask, options)
-	ask.Limit = store.Unlimited
-	return &RWLock{forWriting: write, read: c.newLock(ask, options)}
+	claim := store.Claim{Name: name, Kind: store.ReadWrite, Limit: 1}
+	write := c.newLock(claim, options)
+	claim.Limit = store.Unlimited
+	return &RWLock{forWriting: write, read: c.newLock(claim, options)}
 }
 
 // RLock is [Lock.Lock] for reading.
@@ -107,7 +107,7 @@ func (c *Client) NewSemaphore(name string, n int, options ...Option) *Lock {
 		err := invalid("NewSemaphore(%q, %d): n must be 1 to %d permits", name, n, store.Unlimited-1)
 		return &Lock{client: c, name: name, settings: &c.settings, err: err}
 	}
-	return c.newLock(store.Ask{Name: name, Kind: store.Semaphore, Limit: n}, options)
+	return c.newLock(store.Claim{Name: name, Kind: store.Semaphore, Limit: n}, options)
 }
 
 func modeOf(kind store.Kind, limit int) event.Mode {
@@ -122,6 +122,6 @@ func modeOf(kind store.Kind, limit int) event.Mode {
 }
 
 func (h *hold) section() event.Section {
-	ask := &h.lease.Ask // a part that stays as it is
-	return event.Section{Name: h.name, Mode: modeOf(ask.Kind, ask.Limit), Client: h.client.id, Key: ask.Name}
+	claim := &h.lease.Claim // a part that stays as it is
+	return event.Section{Name: h.name, Mode: modeOf(claim.Kind, claim.Limit), Client: h.client.id, Key: claim.Name}
 }

@@ -101,7 +101,7 @@ func (t *table) handOffLocked(h *hold) func() {
 	t.releaseLocked(h, ErrHandedOff, nil)
 	return func() {
 		// An early command of this hold may run yet, and the store may remember its wait.
-		h.client.cleanup.addAfter(time.Until(lease.Sent.Add(lease.Kept(lease.TTL))), h, lease.Ask, h.ttl)
+		h.client.cleanup.addAfter(time.Until(lease.Sent.Add(lease.Kept(lease.TTL))), h, lease.Claim, h.ttl)
 		for _, cancel := range cancels {
 			cancel(ErrHandedOff)
 		}
@@ -115,8 +115,8 @@ func (l *Lock) lending(op string) (store.Lending, error) {
 	switch {
 	case !is:
 		return nil, invalid("%s %q: %w by its store: only relock's own layout in Redis and package mem lend locks", op, l.name, errors.ErrUnsupported)
-	case l.ask.Kind != store.Mutex:
-		return nil, invalid("%s %q: %w: only a mutex can be lent, and not %s", op, l.name, errors.ErrUnsupported, l.ask.Kind)
+	case l.claim.Kind != store.Mutex:
+		return nil, invalid("%s %q: %w: only a mutex can be lent, and not %s", op, l.name, errors.ErrUnsupported, l.claim.Kind)
 	}
 	return s, nil
 }
@@ -137,7 +137,7 @@ func (s *tickets) Borrow(ctx context.Context, t inside.Ticket) (context.Context,
 		h.lease.TTL, h.lease.Delay, h.lease.Acks, h.lease.Lender = t.TTL, t.Delay, store.Acks{}, store.ID(t.Hold)
 		bound, end := l.client.boundCall(a.event.Context, ctx, 0)
 		defer end.Stop()
-		lease, err := lending.Borrow(bound, h.lease.Ask, store.Ticket{ID: t.ID, Expires: t.Expires})
+		lease, err := lending.Borrow(bound, h.lease.Claim, store.Ticket{ID: t.ID, Expires: t.Expires})
 		return a.enterBy(bound, t, h, lease, err)
 	}
 	return a.run()
@@ -159,7 +159,7 @@ func (s *tickets) Accept(ctx context.Context, t inside.Ticket) (context.Context,
 		}
 		bound, end := l.client.boundCall(a.event.Context, ctx, 0)
 		defer end.Stop()
-		lease, wait, err := lending.Accept(bound, h.lease.Ask, store.ID(t.Hold), store.Ticket{ID: t.ID, Expires: t.Expires}, unaware)
+		lease, wait, err := lending.Accept(bound, h.lease.Claim, store.ID(t.Hold), store.Ticket{ID: t.ID, Expires: t.Expires}, unaware)
 		if err == nil && wait > 0 {
 			lifetime.Sleep(bound.Done(), wait) // enterBy sees the end of bound, too
 		}
@@ -179,7 +179,7 @@ func (a *acquiring) enterBy(ctx context.Context, t inside.Ticket, h *hold, lease
 		err = a.begin(h, lease)
 	}
 	if errors.Is(err, store.ErrUnsure) && t.Use != inside.Resume { // not of a resume: others would get in beside the former process
-		l.client.cleanup.add(h, h.lease.Ask, h.ttl)
+		l.client.cleanup.add(h, h.lease.Claim, h.ttl)
 	}
 	switch {
 	case err == nil:
@@ -203,8 +203,8 @@ func (l *Lock) accepting(op string, t inside.Ticket, uses ...string) (store.Lend
 		return nil, err
 	case !slices.Contains(uses, t.Use):
 		return nil, fmt.Errorf("%w: a %q ticket, and %s needs one of %q", ErrTicket, t.Use, op, uses)
-	case t.Lock != l.ask.Name:
-		return nil, fmt.Errorf("%w: it is for %q, and this lock is %q", ErrTicket, t.Lock, l.ask.Name)
+	case t.Lock != l.claim.Name:
+		return nil, fmt.Errorf("%w: it is for %q, and this lock is %q", ErrTicket, t.Lock, l.claim.Name)
 	case uuid.Validate(t.ID) != nil, t.Hold == "", t.Token <= 0, t.TTL < MinTTL, t.TTL > MaxTTL, t.Delay < 0, t.Delay > MaxTTL:
 		return nil, fmt.Errorf("%w: it was not made by Lend, HandOff or ToResume", ErrTicket)
 	case t.Expires.IsZero() && t.Use != inside.Resume:

@@ -41,7 +41,7 @@ func (c *Client) List(ctx context.Context, match func(name string) bool) ([]List
 		return nil, fmt.Errorf("relock: list: %w: this store has no list of its locks", errors.ErrUnsupported)
 	}
 	ctx = &lifetime.Guarded{Context: ctx}
-	found, err := listing.List(ctx, l.ask)
+	found, err := listing.List(ctx, l.claim)
 	if err != nil {
 		return nil, fmt.Errorf("relock: list: %w", err)
 	}
@@ -71,7 +71,7 @@ func (c *Client) List(ctx context.Context, match func(name string) bool) ([]List
 // nobody has the lock or waits for it.
 func (c *Client) listed(ctx context.Context, name string, likely store.Kind) (Listed, error) {
 	for _, kind := range []store.Kind{likely, store.Mutex, store.ReadWrite, store.Semaphore} {
-		l := c.newLock(store.Ask{Name: name, Kind: kind, Limit: 1}, nil)
+		l := c.newLock(store.Claim{Name: name, Kind: kind, Limit: 1}, nil)
 		if l.err != nil { // no such kind in the store, or no name of a lock
 			continue
 		}

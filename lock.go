@@ -37,7 +37,7 @@ var _ Locker = (*Lock)(nil)
 type Lock struct {
 	client   *Client
 	name     string
-	ask      store.Ask // the ask of each hold, without the ID
+	claim    store.Claim // the claim of each hold, without the ID
 	settings *settings
 	err      error // name or options are wrong
 }
@@ -52,7 +52,7 @@ func (l *Lock) Key() string {
 	if l.Err() != nil {
 		return ""
 	}
-	return l.ask.Name
+	return l.claim.Name
 }
 
 // Err returns an [ErrInvalid] if the name or the options are wrong, and nil otherwise. Every other
@@ -219,10 +219,10 @@ func (a *acquiring) abandon(unsure bool) {
 	c.table.mu.Lock()
 	c.table.stepDownLocked(h)
 	c.table.unpassLocked(h)
-	ask := h.lease.Ask
+	claim := h.lease.Claim
 	c.table.mu.Unlock()
 	if unsure {
-		c.cleanup.add(h, ask, h.ttl)
+		c.cleanup.add(h, claim, h.ttl)
 	}
 }
 
@@ -232,7 +232,7 @@ func (a *acquiring) abandon(unsure bool) {
 // the context.
 func (a *acquiring) surroundings() (around *entry, err error) {
 	around = openEntry(a.ctx, a.lock.isMode)
-	if around == nil && a.lock.ask.Kind == store.ReadWrite {
+	if around == nil && a.lock.claim.Kind == store.ReadWrite {
 		around = openEntry(a.ctx, a.lock.isOf)
 	}
 	if around != nil {
@@ -251,12 +251,12 @@ func (a *acquiring) surroundings() (around *entry, err error) {
 
 // isOf says whether e is an entry of this lock, in any mode.
 func (l *Lock) isOf(e *entry) bool {
-	return l.client.isOf(e) && e.hold.lease.Name == l.ask.Name && e.hold.lease.Kind == l.ask.Kind
+	return l.client.isOf(e) && e.hold.lease.Name == l.claim.Name && e.hold.lease.Kind == l.claim.Kind
 }
 
 // isMode says whether e is an entry of this lock in the same mode: for reading, or not.
 func (l *Lock) isMode(e *entry) bool {
-	return l.isOf(e) && e.hold.isReader() == (l.ask.Limit == store.Unlimited)
+	return l.isOf(e) && e.hold.isReader() == (l.claim.Limit == store.Unlimited)
 }
 
 // nearest returns the innermost entry of this lock around ctx, open or not; nil: none.
@@ -284,7 +284,7 @@ func (l *Lock) lostAround(ctx context.Context) *LostError {
 func (a *acquiring) newHold() *hold {
 	l, c := a.lock, a.lock.client
 	h := &hold{client: c, name: l.name, settings: l.settings, leader: a.event.Leader}
-	h.renewal.item.Value, h.lease.Ask = h, l.ask
+	h.renewal.item.Value, h.lease.Claim = h, l.claim
 	h.lease.ID, h.holder = c.newID(a.event.Holder)
 	a.hold, a.event.Holder = h, h.holder
 	return h
@@ -293,7 +293,7 @@ func (a *acquiring) newHold() *hold {
 // enterFirst takes the lock for a new hold. around is an entry in the other mode; nil: none.
 func (a *acquiring) enterFirst(around *entry) error {
 	h := a.newHold()
-	ctx, end := h.client.boundAsk(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait, h.acks)
+	ctx, end := h.client.boundClaim(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait, h.acks)
 	defer end.Stop()
 	if around != nil { // no obstacle to this call, and its end is the end of this call
 		h.around, h.lease.With = around.hold, around.hold.lease.ID
@@ -319,7 +319,7 @@ func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) 
 			return store.Lease{}, err
 		}
 	}
-	return a.sendAsk(ctx, h, h.lease.Ask)
+	return a.sendClaim(ctx, h, h.lease.Claim)
 }
 
 // enter begins a hold with the answer of the store. If the process stands still until the lease is
@@ -346,19 +346,19 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 	return a.failed(ctx, err)
 }
 
-// sendAsk asks the store for a new hold. h has the ask of the answer from now on: the given ask, or
-// the ask of the hold that has passed its lease on to h.
-func (a *acquiring) sendAsk(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
+// sendClaim asks the store for a new hold. h has the claim of the answer from now on: the given
+// claim, or the claim of the hold that has passed its lease on to h.
+func (a *acquiring) sendClaim(ctx context.Context, h *hold, claim store.Claim) (lease store.Lease, err error) {
 	c := a.lock.client
-	h.lease.Ask = ask
+	h.lease.Claim = claim
 	switch {
 	case a.userScript != nil:
-		lease, err = a.userScript(ctx, ask)
+		lease, err = a.userScript(ctx, claim)
 	case a.wait == 0:
-		lease, err = c.store.Try(ctx, ask)
+		lease, err = c.store.Try(ctx, claim)
 	default:
 		a.placed = false
-		lease, err = c.store.Wait(ctx, ask, func(p store.Progress) {
+		lease, err = c.store.Wait(ctx, claim, func(p store.Progress) {
 			a.progress(p)
 			c.table.noteRefusal(h, p.Busy)
 		})
@@ -367,7 +367,7 @@ func (a *acquiring) sendAsk(ctx context.Context, h *hold, ask store.Ask) (lease 
 		a.refusedBy(err)
 		return lease, err
 	}
-	h.lease.Ask = lease.Ask
+	h.lease.Claim = lease.Claim
 	return lease, nil
 }
 
@@ -402,11 +402,11 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 			return late, store.Unsure(fmt.Errorf("%d times the answer took longer than the lease of %s lasts", n, h.ttl))
 		}
 		c.table.unpass(h)
-		c.cleanup.add(h, late.Ask, h.ttl)
-		ask := late.Ask
-		ask.TTL = h.ttl
-		ask.ID, _ = c.newID(h.holder)
-		if late, err = a.sendAsk(ctx, h, ask); err != nil || h.isEnough(late) {
+		c.cleanup.add(h, late.Claim, h.ttl)
+		claim := late.Claim
+		claim.TTL = h.ttl
+		claim.ID, _ = c.newID(h.holder)
+		if late, err = a.sendClaim(ctx, h, claim); err != nil || h.isEnough(late) {
 			return late, err
 		}
 	}
@@ -574,7 +574,7 @@ func (h *hold) freed(err error) error {
 	again = again || h.lease.Unsure && !h.passing.done
 	t.mu.Unlock()
 	if err != nil || again {
-		c.cleanup.add(h, h.lease.Ask, h.longest())
+		c.cleanup.add(h, h.lease.Claim, h.longest())
 	}
 	if err != nil {
 		return fmt.Errorf("not confirmed by the store, so the lock is free within %s at the latest: %w", h.lease.Kept(h.longest()), err)
@@ -593,7 +593,7 @@ func (l *Lock) Internal() inside.Lock {
 	}
 	c := l.client
 	return inside.Lock{
-		Store: c.store, Ask: l.ask, Life: c.life, Go: c.group.GoOpen, Lead: lead, Tickets: (*tickets)(l),
+		Store: c.store, Claim: l.claim, Life: c.life, Go: c.group.GoOpen, Lead: lead, Tickets: (*tickets)(l),
 		Log: func(level slog.Level, text string, attrs ...slog.Attr) {
 			c.log(l.settings.logger, level, text, attrs...)
 		},

@@ -39,7 +39,7 @@ func (a *acquiring) progress(p store.Progress) {
 	if l := a.lock; !a.event.Queued {
 		a.event.Queued = true
 		if hook := l.settings.hooks.Queued; hook != nil {
-			e := event.Queued{Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Holder: a.event.Holder, Owner: a.event.Owner, Position: p.Position}
+			e := event.Queued{Name: l.name, Mode: modeOf(l.claim.Kind, l.claim.Limit), Holder: a.event.Holder, Owner: a.event.Owner, Position: p.Position}
 			l.client.events.Emit(func() { hook(e) })
 		}
 	}

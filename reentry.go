@@ -25,7 +25,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	lease.TTL, lease.Acks = h.nextTTLLocked(time.Now()), store.Acks{}
 	t.mu.Unlock()
 	if !h.localReentry {
-		ctx, end := h.client.boundAsk(a.event.Context, a.ctx, a.wait, store.Acks{})
+		ctx, end := h.client.boundClaim(a.event.Context, a.ctx, a.wait, store.Acks{})
 		defer end.Stop()
 		if outer.ctx.Err() == nil { // a hold that ends meanwhile is not entered again
 			inside := lifetime.EndingWith(ctx, outer.ctx)

@@ -89,8 +89,8 @@ func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (con
 // answerLimit is how long a call that does not wait gives a store to answer, or a little longer.
 const answerLimit = 2 * time.Second
 
-// boundAsk is boundCall for the ask of a call, which has answerLimit if it does not wait.
-func (c *Client) boundAsk(ctx, caller context.Context, wait time.Duration, acks store.Acks) (context.Context, stopper) {
+// boundClaim is boundCall for the claim of a call, which has answerLimit if it does not wait.
+func (c *Client) boundClaim(ctx, caller context.Context, wait time.Duration, acks store.Acks) (context.Context, stopper) {
 	ctx, end := c.boundCall(ctx, caller, wait)
 	var limited *lifetime.Ending
 	switch {

@@ -65,7 +65,7 @@ func (c candidate) changes() (changed <-chan struct{}, stop func()) {
 		return nil, func() {}
 	}
 	news := make(chan struct{}, 1)
-	return news, announcing.Announced(c.inside.Ask.Name, func() {
+	return news, announcing.Announced(c.inside.Claim.Name, func() {
 		select {
 		case news <- struct{}{}:
 		default:

@@ -94,14 +94,14 @@ func (c candidate) pause(ctx context.Context, failures int, since time.Time, err
 	if stoppable.Err() != nil {
 		return false
 	}
-	c.inside.Ask.Report.Retrying("campaign", failures, since, err)
+	c.inside.Claim.Report.Retrying("campaign", failures, since, err)
 	c.wait(stoppable, nil)
 	return true // the next campaign says how it has ended
 }
 
 // wait waits for a third of the TTL, until ctx ends, until news, or until the client is closed.
 func (c candidate) wait(ctx context.Context, news <-chan struct{}) {
-	timer := time.NewTimer(c.inside.Ask.TTL / 3)
+	timer := time.NewTimer(c.inside.Claim.TTL / 3)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -124,6 +124,6 @@ func (c candidate) announce() {
 		ctx, cancel := context.WithTimeout(c.inside.Life, announceLimit)
 		defer cancel()
 		// Followers look by themselves, too.
-		_ = announcing.Announce(ctx, c.inside.Ask)
+		_ = announcing.Announce(ctx, c.inside.Claim)
 	})
 }

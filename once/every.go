@@ -98,7 +98,7 @@ func Every(ctx context.Context, o *Once, name string, period time.Duration, fn f
 		}
 		if passes(err) && stopped.Err() == nil {
 			failures++
-			inside.Ask.Report.Retrying("every", failures, since, err)
+			inside.Claim.Report.Retrying("every", failures, since, err)
 			pause.Wait(stopped.Done())
 			err = s.waitForRedis(ctx)
 		}

@@ -47,9 +47,9 @@ func (k Kind) String() string {
 // Ask is the request of a hold for a lock.
 //
 // One rule serves all kinds of locks: a hold is in with at most Limit holds, itself included, and
-// never beside a hold whose Limit is smaller than their number. All asks of a name share one queue:
+// never beside a hold whose Limit is smaller than their number. All claims of a name share one queue:
 // the first waiter is let in as soon as the rule admits it, and then the next.
-type Ask struct {
+type Claim struct {
 	// Name is the lock, in the spelling returned by [Store.Check].
 	Name string
 	ID   ID
@@ -63,8 +63,8 @@ type Ask struct {
 	// mutex or a writer, n a semaphore, Unlimited a reader. [Store.Check] refuses 0: a forgotten
 	// limit is an error.
 	Limit int
-	// With is a hold of the same lock around this ask, which waits for this ask and so is no
-	// obstacle: the rule does not count With. Such an ask goes before the queue. A reader that asks
+	// With is a hold of the same lock around this claim, which waits for this claim and so is no
+	// obstacle: the rule does not count With. Such a claim goes before the queue. A reader that asks
 	// to write is an upgrade; two upgrades would wait for each other, so the second one is refused
 	// with [ErrDeadlock]. Empty: none.
 	With ID
@@ -92,8 +92,8 @@ type Reporter interface {
 	Retrying(command string, attempt int, since time.Time, err error)
 }
 
-// Owner returns the hold that has the lock for this ask: the ask's own, or its lender.
-func (a Ask) Owner() ID {
+// Owner returns the hold that has the lock for this claim: the claim's own, or its lender.
+func (a Claim) Owner() ID {
 	if a.Lender != "" {
 		return a.Lender
 	}
@@ -101,7 +101,7 @@ func (a Ask) Owner() ID {
 }
 
 // Kept returns the time for which the store keeps the hold with a lease of ttl: 0 if ttl is 0.
-func (a Ask) Kept(ttl time.Duration) time.Duration {
+func (a Claim) Kept(ttl time.Duration) time.Duration {
 	if ttl == 0 {
 		return 0
 	}
@@ -139,7 +139,7 @@ const (
 // Lease is the right of a hold to its lock for a time, given by a store. A Lease is a value: a
 // renewal makes a new Lease.
 type Lease struct {
-	Ask
+	Claim
 	// Sent is a time before the command that set the lease was sent, as [time.Now] has returned it:
 	// with the readings of the monotonic clock and of the wall clock.
 	Sent time.Time
@@ -147,7 +147,7 @@ type Lease struct {
 	// [Store.Token].
 	Token int64
 	Woken Wake
-	// Unsure marks an ask of which an earlier command may run yet. The ask goes to cleanup after
+	// Unsure marks a claim of which an earlier command may run yet. The claim goes to cleanup after
 	// the end of the hold.
 	Unsure bool
 	// Run has the waits that a [Passing] store can pass the lease on to; nil: none.
@@ -158,7 +158,7 @@ type Lease struct {
 type Run struct {
 	Behind []ID          // the waits that may have the lease next, in order
 	Passed []ID          // the holds that have had it since the grant, the present one too
-	Kept   time.Duration // the [Ask.Kept] of each wait
+	Kept   time.Duration // the [Claim.Kept] of each wait
 }
 
 // Until returns the deadline of the lease: from the deadline on another hold may have the lock. The
@@ -219,23 +219,23 @@ type Held struct {
 // the store could not be reached before the end, the error matches [ErrUnavailable] too.
 // After the end of ctx the error is no word of the store: the cause may be any error of the caller.
 type Store interface {
-	// Check refuses an ask that the store cannot serve, and returns the ask in the store's
+	// Check refuses a claim that the store cannot serve, and returns the claim in the store's
 	// spelling: two names of the same lock come back as one name. Check talks to nobody. Errors: an
 	// error that names the limits, or an error that matches [errors.ErrUnsupported].
-	Check(a Ask) (Ask, error)
+	Check(a Claim) (Claim, error)
 
 	// Try gives the lock to the hold if the lock is free and nobody waits for the lock. Try asks a
 	// bounded number of times. Errors: [*Busy], [ErrUnavailable], [ErrNotReplicated], [ErrKind].
-	Try(ctx context.Context, a Ask) (Lease, error)
+	Try(ctx context.Context, a Claim) (Lease, error)
 
 	// Wait returns when the hold has the lock, or ctx is done. Wait calls progress, in the
 	// goroutine of its caller, after each refusal by the store; progress is not nil. While the
 	// store cannot be reached Wait goes on trying. The returned lease may be nearly over, as the
 	// lease counts from the last moment at which the hold surely did not have the lock. If the
-	// lease is over, Enter decides: after ErrGone the caller hands the ask to cleanup, and asks
+	// lease is over, Enter decides: after ErrGone the caller hands the claim to cleanup, and asks
 	// again with a new ID. Errors beside the end of ctx: [ErrKind], [ErrDeadlock],
 	// [ErrNotReplicated].
-	Wait(ctx context.Context, a Ask, progress func(Progress)) (Lease, error)
+	Wait(ctx context.Context, a Claim, progress func(Progress)) (Lease, error)
 
 	// Enter sets the count of an existing hold, and makes its lease last for l.TTL from now on.
 	// Enter never shortens the lease. A TTL of 0 leaves the lease unchanged, and Enter returns the
@@ -253,9 +253,9 @@ type Store interface {
 	// ErrNotReplicated.
 	Renew(ctx context.Context, renewals []Renewal) []error
 
-	// Forget takes back all remains of unwanted asks: a place in a queue, or a lock. Forget makes
-	// one attempt. Forget returns an error for each ask, in order: nil if the store has confirmed.
-	Forget(ctx context.Context, asks []Ask) []error
+	// Forget takes back all remains of unwanted claims: a place in a queue, or a lock. Forget makes
+	// one attempt. Forget returns an error for each claim, in order: nil if the store has confirmed.
+	Forget(ctx context.Context, claims []Claim) []error
 
 	// Token draws a fencing token for a hold with the lock. The token is larger than every token
 	// drawn for this lock before, and larger than l.Token: the floor for a store that has drawn
@@ -265,13 +265,13 @@ type Store interface {
 	// reader. Errors: [ErrGone], [errors.ErrUnsupported].
 	Token(ctx context.Context, l Lease) (int64, error)
 
-	// Look reads the lock with the name and kind of the ask, and changes nothing. Errors:
+	// Look reads the lock with the name and kind of the claim, and changes nothing. Errors:
 	// [ErrKind].
-	Look(ctx context.Context, a Ask) (State, error)
+	Look(ctx context.Context, a Claim) (State, error)
 
 	// Break takes the hold a.ID with a.Limit out of the lock, for operators. Break notifies the
 	// client of the hold if the store can. Errors: [ErrGone].
-	Break(ctx context.Context, a Ask) error
+	Break(ctx context.Context, a Claim) error
 
 	// Close ends all goroutines and connections of the store itself. Later commands still work, and
 	// leave no goroutine or connection behind.
@@ -312,7 +312,7 @@ type Asking interface {
 	Store
 	// Want tells the client of the hold a.ID, and changes nothing. The message may be lost. Want
 	// makes one attempt. Errors: [errors.ErrUnsupported] if nobody could hear it; ErrUnavailable.
-	Want(ctx context.Context, a Ask) error
+	Want(ctx context.Context, a Claim) error
 	// WatchWanted calls wanted with the ID of each hold of the client that Want has named since,
 	// perhaps more than once. WatchWanted does not wait for the server. It ends with stop, which waits
 	// for nothing.
@@ -324,7 +324,7 @@ type Announcing interface {
 	Store
 	// Announce tells whoever follows the lock a.Name that the hold a.ID leads, or has led, and
 	// changes nothing. The message may be lost. Announce makes one attempt. Errors: ErrUnavailable.
-	Announce(ctx context.Context, a Ask) error
+	Announce(ctx context.Context, a Claim) error
 	// Announced calls heard after each Announce for the lock since, perhaps more than once, and when
 	// an Announce may have been missed. Announced does not wait for the server. It ends with stop,
 	// which waits for nothing.
@@ -339,7 +339,7 @@ type Listing interface {
 	// A lock may be free by now, or of another kind: Look decides. List may look at all that the
 	// server has, and so take long. List uses only a.Report. Errors: [ErrUnavailable], some seconds
 	// after the last answer.
-	List(ctx context.Context, a Ask) (map[string]Kind, error)
+	List(ctx context.Context, a Claim) (map[string]Kind, error)
 }
 
 // WaitGraph is a store where a call that waits inside a section can show its wait, so that calls
@@ -355,7 +355,7 @@ type WaitGraph interface {
 
 // Waiting is the wait of a call inside a section.
 type Waiting struct {
-	ID    ID        // of the ask
+	ID    ID        // of the claim
 	Name  string    // of the lock, as its user knows it
 	Holds []ID      // the holds around the call: none of them ends before the wait
 	For   []ID      // the holds with the lock
@@ -368,19 +368,19 @@ type Checker interface {
 	Store
 	// CheckServer returns nil if the server serves asks like a, or one error that names all missing
 	// parts. CheckServer leaves nothing behind.
-	CheckServer(ctx context.Context, a Ask) error
+	CheckServer(ctx context.Context, a Claim) error
 }
 
 // Several is a store that can take and free several locks in one step.
 type Several interface {
 	Store
 	// TryAll gives each lock to its hold if all locks are free and nobody waits for any of them.
-	// Otherwise no hold gets a lock. The names of the asks differ, and there is at least one ask.
-	// TryAll returns a lease for each ask, in order. TryAll asks a bounded number of times. After
+	// Otherwise no hold gets a lock. The names of the claims differ, and there is at least one claim.
+	// TryAll returns a lease for each claim, in order. TryAll asks a bounded number of times. After
 	// an error that matches [ErrUnsure], any of the holds may have its lock. Errors: [*Busy] with
 	// the name of a lock, [ErrUnavailable], and [errors.ErrUnsupported] if the store cannot serve
-	// these asks in one step, or refuses one of them for another reason.
-	TryAll(ctx context.Context, asks []Ask) ([]Lease, error)
+	// these claims in one step, or refuses one of them for another reason.
+	TryAll(ctx context.Context, claims []Claim) ([]Lease, error)
 
 	// ReleaseAll is Release of each lease, in few round trips. ReleaseAll returns
 	// an error for each lease, in order. An error that matches [errors.ErrUnsupported] leaves its
@@ -399,26 +399,26 @@ type Script struct {
 // without this interface has no such scripts.
 type Scripts interface {
 	Store
-	// CheckScript refuses a script that the store cannot run beside the lock of an ask. CheckScript
+	// CheckScript refuses a script that the store cannot run beside the lock of a claim. CheckScript
 	// talks to nobody. Errors: an error that names the limits, or one that matches
 	// [errors.ErrUnsupported].
-	CheckScript(a Ask, s Script) error
+	CheckScript(a Claim, s Script) error
 
 	// Eval runs a script once, if the hold has its lock, or the loan is open, at that moment, and
 	// returns its reply. Errors: [ErrGone], and the script has not run; ErrUnsure; an error of the
 	// script, which may have changed something before.
 	Eval(ctx context.Context, l Lease, s Script) (any, error)
 
-	// EvalFree runs a script once if nobody has the lock of an ask at that moment, and nobody waits
+	// EvalFree runs a script once if nobody has the lock of a claim at that moment, and nobody waits
 	// for it, and returns its reply. Errors: [*Busy], and the script has not run: also if the store
 	// cannot tell; ErrUnsure; an error of the script, which may have changed something before.
-	EvalFree(ctx context.Context, a Ask, s Script) (any, error)
+	EvalFree(ctx context.Context, a Claim, s Script) (any, error)
 
 	// TryEval is Try, and runs a script in the same step. The script knows whether the hold has the
 	// lock, and says whether to keep the lock; otherwise the error is [*Declined]. TryEval returns
 	// the reply of the script with the lease. The script may run several times, as a repeat after a
 	// lost answer does. An error of the script leaves no lock, either.
-	TryEval(ctx context.Context, a Ask, s Script) (Lease, any, error)
+	TryEval(ctx context.Context, a Claim, s Script) (Lease, any, error)
 }
 
 // Lending is a store whose holds of mutexes can be lent, and moved to another client.
@@ -432,7 +432,7 @@ type Lending interface {
 	// Borrow begins the loan a.ID of the hold a.Lender by a ticket. The ticket may be used once,
 	// and until it expires by the clock of the server. Borrow asks a bounded number of times. The
 	// lease ends with the lease of the lender. Errors: [ErrGone], [ErrTicket], [ErrUnavailable].
-	Borrow(ctx context.Context, a Ask, t Ticket) (Lease, error)
+	Borrow(ctx context.Context, a Claim, t Ticket) (Lease, error)
 
 	// Follow returns the rest of the lender's lease. Follow makes one attempt. Errors: [ErrGone];
 	// [ErrRecalled], and the loan is open until it is returned.
@@ -443,7 +443,7 @@ type Lending interface {
 	// lease, unaware is true: the new lease then begins after the old one, and Accept returns the
 	// time to wait before anything is done in the new hold. Accept asks a bounded number of times.
 	// Errors: [ErrGone], [ErrTicket], [ErrUnavailable], [ErrNotReplicated].
-	Accept(ctx context.Context, a Ask, old ID, t Ticket, unaware bool) (l Lease, wait time.Duration, err error)
+	Accept(ctx context.Context, a Claim, old ID, t Ticket, unaware bool) (l Lease, wait time.Duration, err error)
 }
 
 // Ticket is what a store must know of a ticket.
@@ -470,7 +470,7 @@ func (b *Busy) Error() string { return "another hold has the lock" }
 var (
 	// ErrGone reports a hold that the store does not have. Nothing was changed.
 	ErrGone = errors.New("the store does not have this hold any more")
-	// ErrUnsure reports a command that may have run, or may run yet. The caller hands the ask to
+	// ErrUnsure reports a command that may have run, or may run yet. The caller hands the claim to
 	// cleanup.
 	ErrUnsure = errors.New("the command may have run")
 	// ErrUnavailable reports a store that could not be reached, or does not serve now.
@@ -485,7 +485,7 @@ var (
 	ErrTicket = errors.New("the ticket is not valid")
 	// ErrRecalled reports a loan whose lender has left.
 	ErrRecalled = errors.New("the lender has left, and recalls its loan")
-	// ErrDeadlock reports an ask that would wait for a hold that waits for the asker. Nothing was
+	// ErrDeadlock reports a claim that would wait for a hold that waits for the asker. Nothing was
 	// changed.
 	ErrDeadlock = errors.New("the wait would be a deadlock")
 )

@@ -286,7 +286,7 @@ func (h *Handler) circles(ctx context.Context, contended []relock.Listed) ([][]w
 		if !is {
 			return nil
 		}
-		s, err := g.Look(ctx, inside.Ask)
+		s, err := g.Look(ctx, inside.Claim)
 		if err != nil && !errors.Is(err, store.ErrKind) { // of another kind by now
 			return err
 		}

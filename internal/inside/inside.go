@@ -13,7 +13,7 @@ import (
 // Lock is the inside of a relock.Lock.
 type Lock struct {
 	Store store.Store
-	Ask   store.Ask // of each hold, without its ID
+	Claim store.Claim // of each hold, without its ID
 
 	// Life ends with the Close of the client.
 	Life context.Context

@@ -19,7 +19,7 @@ const count = 2
 // forgotten. Live reads what each step has done: the first hold keeps the second one out, also
 // behind its renewal, and nobody is left at the end. A server that does not serve now is an error
 // at once. The error names the first step that fails, and the lock by its name in the server.
-func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
+func Live(ctx context.Context, s store.Store, a store.Claim, name string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	step := func(step string, err error) error {
@@ -48,7 +48,7 @@ func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 				err = step("break a hold of", s.Break(ctx, second))
 			}
 			if err == nil {
-				err = step("forget a hold of", s.Forget(ctx, []store.Ask{second})[0])
+				err = step("forget a hold of", s.Forget(ctx, []store.Claim{second})[0])
 			}
 			return err
 		})
@@ -86,7 +86,7 @@ var (
 
 // Shows looks whether a lock has one hold with a count of entries, and no other; or no hold, if the
 // ID is empty. Errors: [ErrBeside], [ErrNoEffect], and those of the store.
-func Shows(ctx context.Context, s store.Store, a store.Ask, owner store.ID, count int) error {
+func Shows(ctx context.Context, s store.Store, a store.Claim, owner store.ID, count int) error {
 	state, err := s.Look(ctx, a)
 	switch {
 	case err != nil:

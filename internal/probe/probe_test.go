@@ -16,13 +16,13 @@ import (
 // liar is a store in memory with one step that says yes, and does something else.
 type liar struct {
 	*mem.Store
-	wait    func(ctx context.Context, a store.Ask) (store.Lease, error)
+	wait    func(ctx context.Context, a store.Claim) (store.Lease, error)
 	renew   func(ctx context.Context, r []store.Renewal) []error
 	release func(ctx context.Context, l store.Lease) error
 	end     func() error // Break and Forget
 }
 
-func (l liar) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (l liar) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	if l.wait != nil {
 		return l.wait(ctx, a)
 	}
@@ -43,18 +43,18 @@ func (l liar) Release(ctx context.Context, lease store.Lease) error {
 	return l.Store.Release(ctx, lease)
 }
 
-func (l liar) Break(ctx context.Context, a store.Ask) error {
+func (l liar) Break(ctx context.Context, a store.Claim) error {
 	if l.end != nil {
 		return l.end()
 	}
 	return l.Store.Break(ctx, a)
 }
 
-func (l liar) Forget(ctx context.Context, asks []store.Ask) []error {
+func (l liar) Forget(ctx context.Context, claims []store.Claim) []error {
 	if l.end != nil {
 		return []error{l.end()}
 	}
-	return l.Store.Forget(ctx, asks)
+	return l.Store.Forget(ctx, claims)
 }
 
 func TestAStepThatIsAnsweredAndHasNoEffectIsFound(t *testing.T) {
@@ -64,8 +64,8 @@ func TestAStepThatIsAnsweredAndHasNoEffectIsFound(t *testing.T) {
 	}{
 		"none": {func(*liar) {}, ""},
 		"the wait lets in beside the first hold": {func(l *liar) {
-			l.wait = func(_ context.Context, a store.Ask) (store.Lease, error) {
-				return store.Lease{Ask: a, Sent: time.Now()}, nil
+			l.wait = func(_ context.Context, a store.Claim) (store.Lease, error) {
+				return store.Lease{Claim: a, Sent: time.Now()}, nil
 			}
 			l.end = func() error { return nil }
 		}, "wait for the lock probed: a second hold is in beside the first one"},
@@ -91,7 +91,7 @@ func TestAStepThatIsAnsweredAndHasNoEffectIsFound(t *testing.T) {
 				c.lie(s)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
-				err := probe.Live(ctx, s, store.Ask{Name: "probed", TTL: time.Minute, Limit: 1}, "probed")
+				err := probe.Live(ctx, s, store.Claim{Name: "probed", TTL: time.Minute, Limit: 1}, "probed")
 				if c.err == "" {
 					require.NoError(t, err)
 				} else {

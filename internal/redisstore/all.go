@@ -15,13 +15,13 @@ import (
 const mostAtOnce = 256
 
 // TryAll takes mutexes whose keys are in one slot.
-func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	if err := s.checkAll(asks); err != nil || len(asks) == 0 {
+func (s *nativeStore) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
+	if err := s.checkAll(claims); err != nil || len(claims) == 0 {
 		return nil, err
 	}
 	ttls := func(elapsed time.Duration) []any {
-		all := make([]any, len(asks))
-		for i, a := range asks {
+		all := make([]any, len(claims))
+		for i, a := range claims {
 			if ttl := repeatMillis(a.Kept(a.TTL), elapsed); i == 0 || all[i-1] != ttl {
 				all[i] = ttl
 			} else {
@@ -31,7 +31,7 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 		return all
 	}
 	script, common := s.entering(s.scripts.all)
-	c := inOneCall(script, common, asks)
+	c := inOneCall(script, common, claims)
 	c.Unit.Args, c.Repeat, c.Yields = ttls(0), ttls, true
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
@@ -40,17 +40,17 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 		}
 		return nil, unsureOf(answer, err)
 	}
-	r, busy, err := parseAllReply(c.Script, answer.Reply, len(asks))
+	r, busy, err := parseAllReply(c.Script, answer.Reply, len(claims))
 	if err == nil && r.status != statusOurs {
 		refusal := r.busy()
-		refusal.Name = asks[busy].Name
+		refusal.Name = claims[busy].Name
 		err = refusal
 	}
 	if err != nil {
 		return nil, unsureOf(answer, err)
 	}
-	leases := make([]store.Lease, len(asks))
-	for i, a := range asks {
+	leases := make([]store.Lease, len(claims))
+	for i, a := range claims {
 		leases[i] = r.toLease(a, answer)
 	}
 	return leases, nil
@@ -58,9 +58,9 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 
 // ReleaseAll frees mutexes of one slot. A mutex without a confirmation is freed again by itself.
 func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
-	errs, asks := make([]error, len(leases)), make([]store.Ask, len(leases))
+	errs, claims := make([]error, len(leases)), make([]store.Claim, len(leases))
 	for i, l := range leases {
-		asks[i] = l.Ask
+		claims[i] = l.Claim
 	}
 	if len(leases) == 1 { // a script replies no list to one unit
 		errs[0] = s.Release(ctx, leases[0])
@@ -71,10 +71,10 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 	if slices.ContainsFunc(leases, hasServed) {
 		return slices.Repeat([]error{fmt.Errorf("%w: the end of a run in one step with others", errors.ErrUnsupported)}, len(leases))
 	}
-	if err := s.checkAll(asks); err != nil {
+	if err := s.checkAll(claims); err != nil {
 		return slices.Repeat([]error{err}, len(leases))
 	}
-	answer, err := s.wire.Do(ctx, inOneCall(s.scripts.mutex.release, s.publish(), asks))
+	answer, err := s.wire.Do(ctx, inOneCall(s.scripts.mutex.release, s.publish(), claims))
 	replies, _ := answer.Reply.([]any)
 	for i, l := range leases {
 		freed := int64(-1)
@@ -93,34 +93,34 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 	return errs
 }
 
-// checkAll refuses asks that no script can serve together.
-func (s *nativeStore) checkAll(asks []store.Ask) error {
-	if len(asks) > mostAtOnce {
-		return fmt.Errorf("%w: %d locks in one step; %d are the most", errors.ErrUnsupported, len(asks), mostAtOnce)
+// checkAll refuses claims that no script can serve together.
+func (s *nativeStore) checkAll(claims []store.Claim) error {
+	if len(claims) > mostAtOnce {
+		return fmt.Errorf("%w: %d locks in one step; %d are the most", errors.ErrUnsupported, len(claims), mostAtOnce)
 	}
-	for _, a := range asks {
+	for _, a := range claims {
 		switch {
 		case a.Lent, a.Lender != "":
 			return fmt.Errorf("%w: a lock that is lent, or borrowed, in one step with others", errors.ErrUnsupported)
 		case a.Kind != store.Mutex, a.Acks != store.Acks{}:
 			return fmt.Errorf("%w: %s with confirmations by %d servers in one step", errors.ErrUnsupported, a.Kind, a.Acks.Wanted())
-		case s.wire.Clustered() && hashTag(a.Name) != hashTag(asks[0].Name):
+		case s.wire.Clustered() && hashTag(a.Name) != hashTag(claims[0].Name):
 			return fmt.Errorf("%w: locks of several slots in one step", errors.ErrUnsupported)
 		}
 	}
 	return nil
 }
 
-// inOneCall makes the call of a script for all asks. The holds are a part of the arguments that no
-// other call has, so the asks have a script call of their own.
-func inOneCall(script *wire.Script, common []any, asks []store.Ask) *wire.Call {
+// inOneCall makes the call of a script for all claims. The holds are a part of the arguments that no
+// other call has, so the claims have a script call of their own.
+func inOneCall(script *wire.Script, common []any, claims []store.Claim) *wire.Call {
 	c := &wire.Call{
-		Script: script, Common: slices.Grow(slices.Clone(common), len(asks)),
-		Tries: boundTries, Patience: attemptLimit(asks[0].TTL), Report: asks[0].Report,
+		Script: script, Common: slices.Grow(slices.Clone(common), len(claims)),
+		Tries: boundTries, Patience: attemptLimit(claims[0].TTL), Report: claims[0].Report,
 	}
-	ids := make([]string, len(asks))
-	c.Unit.Keys = make([]string, 0, 2*len(asks))
-	for i, a := range asks {
+	ids := make([]string, len(claims))
+	c.Unit.Keys = make([]string, 0, 2*len(claims))
+	for i, a := range claims {
 		ids[i] = string(a.ID)
 		c.Unit.Keys = append(c.Unit.Keys, a.Name, a.Name+queueSuffix)
 		c.Common = append(c.Common, &ids[i])

@@ -13,13 +13,13 @@ import (
 
 // What does a script for several locks change, and what does its reply mean?
 
-// asks returns asks of one client for locks of the rig, each with a lease.
-func (r *rig) asks(ttls ...time.Duration) (asks []store.Ask) {
+// claims returns claims of one client for locks of the rig, each with a lease.
+func (r *rig) claims(ttls ...time.Duration) (claims []store.Claim) {
 	r.Helper()
 	for i, ttl := range ttls {
-		a := r.ask(newID("a"), ttl)
+		a := r.claim(newID("a"), ttl)
 		a.Name = r.key(i)
-		asks = append(asks, a)
+		claims = append(claims, a)
 	}
 	clean := func() {
 		for i := range ttls {
@@ -27,24 +27,24 @@ func (r *rig) asks(ttls ...time.Duration) (asks []store.Ask) {
 		}
 	}
 	clean()
-	return asks
+	return claims
 }
 
 func (r *rig) key(i int) string { return r.base + strconv.Itoa(i) }
 
 func TestTryAllAgainKeepsTheLeases(t *testing.T) {
 	r := newRig(t)
-	asks := r.asks(minute, minute/2, minute/4)
+	claims := r.claims(minute, minute/2, minute/4)
 	sent := time.Now()
-	leases, err := r.store.TryAll(t.Context(), asks)
+	leases, err := r.store.TryAll(t.Context(), claims)
 	require.NoError(t, err)
 	for i, l := range leases {
-		require.Equal(t, asks[i], l.Ask)
+		require.Equal(t, claims[i], l.Claim)
 		require.WithinRange(t, l.Sent, sent, time.Now())
 	}
 	require.NoError(t, r.rdb.PExpire(t.Context(), r.key(0), 10*time.Second).Err())
 	require.NoError(t, r.rdb.Del(t.Context(), r.key(2)).Err())
-	leases, err = r.store.TryAll(t.Context(), asks)
+	leases, err = r.store.TryAll(t.Context(), claims)
 	require.NoError(t, err)
 	require.LessOrEqual(t, r.rdb.PTTL(t.Context(), r.key(0)).Val(), 10*time.Second)
 	require.Greater(t, r.rdb.PTTL(t.Context(), r.key(2)).Val(), 10*time.Second)
@@ -60,32 +60,32 @@ func TestTryAllAgainKeepsTheLeases(t *testing.T) {
 
 func TestTryAllOfATakenLockTakesNothing(t *testing.T) {
 	r := newRig(t)
-	asks := r.asks(minute, minute, minute)
-	other := asks[1]
+	claims := r.claims(minute, minute, minute)
+	other := claims[1]
 	other.ID = store.ID(newID("b"))
 	_, err := r.store.Try(t.Context(), other)
 	require.NoError(t, err)
-	_, err = r.store.TryAll(t.Context(), asks)
+	_, err = r.store.TryAll(t.Context(), claims)
 	var busy *store.Busy
 	require.ErrorAs(t, err, &busy)
 	require.Equal(t, r.key(1), busy.Name)
 	require.Equal(t, other.ID, busy.Owner)
 	require.InDelta(t, minute, busy.TTL, float64(time.Second))
 	require.Zero(t, r.rdb.Exists(t.Context(), r.key(0), r.key(2)).Val())
-	require.NoError(t, r.store.Release(t.Context(), store.Lease{Ask: other}))
+	require.NoError(t, r.store.Release(t.Context(), store.Lease{Claim: other}))
 }
 
 func TestTryAllThatRedisRefusesIsLeftToSingleLocks(t *testing.T) {
 	r := newRig(t)
-	asks := r.asks(minute, minute)
+	claims := r.claims(minute, minute)
 	require.NoError(t, r.rdb.Set(t.Context(), r.key(1), "no lock", minute).Err())
-	_, err := r.store.TryAll(t.Context(), asks)
+	_, err := r.store.TryAll(t.Context(), claims)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.NotErrorIs(t, err, store.ErrUnsure)
 	require.Zero(t, r.rdb.Exists(t.Context(), r.key(0)).Val())
 	r.rdb.Del(t.Context(), r.key(1))
-	asks[0].Acks = store.Acks{Replicas: 1, Timeout: time.Second}
-	_, err = r.store.TryAll(t.Context(), asks)
+	claims[0].Acks = store.Acks{Replicas: 1, Timeout: time.Second}
+	_, err = r.store.TryAll(t.Context(), claims)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }
 

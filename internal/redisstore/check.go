@@ -31,7 +31,7 @@ const (
 // checkServer runs each verb of st on a lock that nobody else uses, and returns all failures. A
 // server that does not serve, or serves nobody, is one failure. Waiters of that lock listen on
 // topics, and token is the key of its token.
-func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.Ask, topics []subs.Topic, token string) error {
+func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.Claim, topics []subs.Topic, token string) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit+a.Acks.Timeout)
 	defer cancel()
 	first, second := a, a
@@ -47,9 +47,9 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 		}
 		return err
 	}
-	lease.Ask = first // also after a refusal: something else may be missing, too
+	lease.Claim = first // also after a refusal: something else may be missing, too
 	if several, is := st.(store.Several); is {
-		_, err = several.TryAll(ctx, []store.Ask{first})
+		_, err = several.TryAll(ctx, []store.Claim{first})
 		c.note("take several locks", err)
 	}
 	_, err = st.Enter(ctx, lease, 2)
@@ -71,7 +71,7 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 		c.note("tell a client", asking.Want(ctx, second))
 	}
 	c.note("break a lock", st.Break(ctx, second))
-	for _, err := range st.Forget(ctx, []store.Ask{first, second}) {
+	for _, err := range st.Forget(ctx, []store.Claim{first, second}) {
 		c.note("clean up", err)
 	}
 	state, err = st.Look(ctx, a)
@@ -159,7 +159,7 @@ func (s *Scripts) lineOf(text string) string {
 }
 
 // handOver frees a lock for which another hold waits.
-func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease, next store.Ask) error {
+func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease, next store.Claim) error {
 	waits, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		queued := sync.OnceFunc(func() { close(waits) })
@@ -185,14 +185,14 @@ func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease
 		return <-done
 	case err := <-done: // Break needs some of the commands that a waiter would have needed
 		c.shows("keep a second hold out", err != nil || next.Limit > 1)
-		c.note("break a lock", st.Break(ctx, lease.Ask))
+		c.note("break a lock", st.Break(ctx, lease.Claim))
 		c.note("release a lock", st.Release(ctx, lease))
 		return err
 	}
 }
 
-// newCheckAsk returns an ask for the holds that check a server. Its ID is their client.
-func newCheckAsk(a store.Ask) store.Ask {
+// newCheckClaim returns a claim for the holds that check a server. Its ID is their client.
+func newCheckClaim(a store.Claim) store.Claim {
 	a.ID, a.TTL = store.ID(uuid.NewString()), checkTTL
 	return a
 }

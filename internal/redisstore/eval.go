@@ -14,7 +14,7 @@ import (
 
 // CheckScript refuses readers, which must not write, keys that are not in the slot of the lock, and
 // arguments that are no text for Redis.
-func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
+func (*redisStore) CheckScript(a store.Claim, script store.Script) error {
 	if a.Limit == store.Unlimited {
 		return errors.New("the lock is for reading, and a script may write")
 	}
@@ -34,26 +34,26 @@ func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
 }
 
 func (s *redisStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
-	return s.eval(ctx, l.Ask, s.user("", "eval", script), script, []string{l.Name}, s.field(l.ID))
+	return s.eval(ctx, l.Claim, s.user("", "eval", script), script, []string{l.Name}, s.field(l.ID))
 }
 
 func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
 	switch {
 	case l.Lender != "":
-		return s.eval(ctx, l.Ask, s.user("", "loan", script), script, []string{l.Name, l.Name + loansSuffix}, string(l.Lender), string(l.ID))
+		return s.eval(ctx, l.Claim, s.user("", "loan", script), script, []string{l.Name, l.Name + loansSuffix}, string(l.Lender), string(l.ID))
 	case l.Kind == store.Mutex:
 		return s.redisStore.Eval(ctx, l, script)
 	default:
-		return s.eval(ctx, l.Ask, s.user("", "shared", script), script, []string{l.Name}, string(l.ID)+"|"+letter(l.Ask))
+		return s.eval(ctx, l.Claim, s.user("", "shared", script), script, []string{l.Name}, string(l.ID)+"|"+letter(l.Claim))
 	}
 }
 
 // EvalFree knows no lock of Redisson that is free, as it does not look for those that wait.
-func (*redisStore) EvalFree(context.Context, store.Ask, store.Script) (any, error) {
+func (*redisStore) EvalFree(context.Context, store.Claim, store.Script) (any, error) {
 	return nil, &store.Busy{}
 }
 
-func (s *nativeStore) EvalFree(ctx context.Context, a store.Ask, script store.Script) (any, error) {
+func (s *nativeStore) EvalFree(ctx context.Context, a store.Claim, script store.Script) (any, error) {
 	if a.Kind != store.Mutex { // the others are free by more than the lack of a key
 		return nil, &store.Busy{}
 	}
@@ -79,7 +79,7 @@ func (s *nativeStore) first() string {
 }
 
 // eval runs a user's script by a verb, with the keys and arguments of the verb.
-func (s *redisStore) eval(ctx context.Context, a store.Ask, verb *wire.Script, script store.Script, keys []string, args ...any) (any, error) {
+func (s *redisStore) eval(ctx context.Context, a store.Claim, verb *wire.Script, script store.Script, keys []string, args ...any) (any, error) {
 	c := &wire.Call{
 		Script: verb, Tries: boundTries, NoRepeat: true, Patience: attemptLimit(a.TTL),
 		Unit:   wire.Unit{Keys: append(keys, script.Keys...), Args: append(args, script.Args...)},
@@ -106,11 +106,11 @@ func (s *redisStore) eval(ctx context.Context, a store.Ask, verb *wire.Script, s
 }
 
 // TryEval is not for Redisson's layout.
-func (*redisStore) TryEval(context.Context, store.Ask, store.Script) (store.Lease, any, error) {
+func (*redisStore) TryEval(context.Context, store.Claim, store.Script) (store.Lease, any, error) {
 	return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about a lock of Redisson", errors.ErrUnsupported)
 }
 
-func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Script) (store.Lease, any, error) {
+func (s *nativeStore) TryEval(ctx context.Context, a store.Claim, script store.Script) (store.Lease, any, error) {
 	if a.Kind != store.Mutex {
 		return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about %s", errors.ErrUnsupported, a.Kind)
 	}

@@ -25,7 +25,7 @@ func suffix(kind store.Kind) string {
 }
 
 // kindUnit makes a unit. extra is the arrival of acquire, the control channel of break, else empty.
-func kindUnit(a store.Ask, ttl int64, extra any) wire.Unit {
+func kindUnit(a store.Claim, ttl int64, extra any) wire.Unit {
 	limits := a.Name + suffix(a.Kind)
 	return wire.Unit{
 		Keys: []string{a.Name, limits, limits + queueSuffix, a.Name + tokenSuffix},
@@ -34,7 +34,7 @@ func kindUnit(a store.Ask, ttl int64, extra any) wire.Unit {
 }
 
 // letter names a hold in scripts: "r" for a reader, "w" for a writer, or the number of permits.
-func letter(a store.Ask) string {
+func letter(a store.Claim) string {
 	switch {
 	case a.Kind == store.Semaphore:
 		return strconv.Itoa(a.Limit)
@@ -88,7 +88,7 @@ func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []
 	return errs
 }
 
-func (s *redisStore) lookKind(ctx context.Context, a store.Ask) (state store.State, err error) {
+func (s *redisStore) lookKind(ctx context.Context, a store.Claim) (state store.State, err error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
 		Script: s.scripts.kinds.state, Common: s.publish(), Unit: kindUnit(a, 0, ""), Tries: boundTries, Report: a.Report, Yields: true,
 	})
@@ -127,8 +127,8 @@ func (s *redisStore) lookKind(ctx context.Context, a store.Ask) (state store.Sta
 // redissonRW is what scripts find in place of the type of a hash with a mode.
 const redissonRW = "Redisson"
 
-// wrongKind is the error of an ask for another kind of lock. found is what scripts say of its key.
-func wrongKind(a store.Ask, found string) error {
+// wrongKind is the error of a claim for another kind of lock. found is what scripts say of its key.
+func wrongKind(a store.Claim, found string) error {
 	kind := store.Mutex
 	switch {
 	case found == "zset" && a.Kind == store.ReadWrite:
@@ -144,7 +144,7 @@ func wrongKind(a store.Ask, found string) error {
 }
 
 // explained replaces WRONGTYPE for a mutex by ErrKind, if the key is another kind of lock.
-func (s *redisStore) explained(ctx context.Context, a store.Ask, err error) error {
+func (s *redisStore) explained(ctx context.Context, a store.Claim, err error) error {
 	if err == nil || a.Kind != store.Mutex || !strings.Contains(err.Error(), "WRONGTYPE") || errors.Is(err, store.ErrUnsure) {
 		return err
 	}

@@ -38,7 +38,7 @@ const (
 
 // kindHold is a hold, and what its client knows of its place.
 type kindHold struct {
-	store.Ask
+	store.Claim
 	client  string
 	around  *kindHold // the hold With
 	arrival int64     // the score of its last place; 0: it has not queued
@@ -49,11 +49,11 @@ type kindHold struct {
 }
 
 // member returns the member of base.
-func (h *kindHold) member() string { return string(h.ID) + "|" + letter(h.Ask) }
+func (h *kindHold) member() string { return string(h.ID) + "|" + letter(h.Claim) }
 
 // place returns the member of the queue.
 func (h *kindHold) place() string {
-	return fmt.Sprintf("%s|%d|%s|%s", h.ID, lifetime.Millis(h.TTL), letter(h.Ask), h.With)
+	return fmt.Sprintf("%s|%d|%s|%s", h.ID, lifetime.Millis(h.TTL), letter(h.Claim), h.With)
 }
 
 // isLimited says whether a hold is in the zset of limits.
@@ -67,7 +67,7 @@ type kindModel struct {
 	messages  map[string][]string // messages of the last call, by client; "control" for all control channels
 	draws     int                 // tokens that the last call has drawn
 	lease     time.Duration       // the longest lease that the last call has set
-	joined    *kindHold           // the last ask has put this hold into the queue, at a time that the server knows
+	joined    *kindHold           // the last claim has put this hold into the queue, at a time that the server knows
 	seen      map[string]int
 }
 
@@ -400,19 +400,19 @@ func TestKindsRandomCommands(t *testing.T) {
 func TestKindsRandomCommandsNotice(t *testing.T) {
 	server := redistest.Start(t)
 	for mutant, c := range map[string]struct{ old, mutated string }{
-		"the hold around an ask counts":                  {"crowd(lock, lock.leaving, a.with)", "crowd(lock, lock.leaving)"},
+		"the hold around a claim counts":                 {"crowd(lock, lock.leaving, a.with)", "crowd(lock, lock.leaving)"},
 		"the hold that leaves counts":                    {"crowd(lock, lock.leaving, a.with)", "crowd(lock, nil, a.with)"},
 		"readers ignore the queue":                       {"(a.with or lock.waiting", "(a.with or a.mode == 'r' or lock.waiting"},
 		"only the head is served":                        {"reading, a.client = reader", "blocked, a.client = true"},
 		"a waiter let in by a late release is taken out": {"elseif not lock.leaving then", "elseif false then"},
 		"a dead head is kept":                            {"dead = dead + 1\n", "blocked = true\n break\n"},
-		"a dead head is kept, if held up":                {"or hold == caller) then", "or hold == caller or not fits(lock, ask(hold, ttl, mode, with))) then"},
+		"a dead head is kept, if held up":                {"or hold == caller) then", "or hold == caller or not fits(lock, claim(hold, ttl, mode, with))) then"},
 		"limits are not cleaned by leave":                {"call('ZREM', lock.limits, a.member)", "local _ = a"},
 		"limits are not cleaned by expire":               {"call('ZREM', lock.limits, unpack(over))", "local _ = over"},
 		"leases are not ended":                           {"call('ZREM', lock.base, unpack(over))", "local _ = over"},
 		"the smallest limit is not asked":                {"math.min(least, limit(a.mode))", "limit(a.mode)"},
 		"the own limit is not asked":                     {"math.min(least, limit(a.mode))", "least"},
-		"stale limits count for an ask":                  {"call('DEL', lock.base, lock.limits)", "call('DEL', lock.base)"},
+		"stale limits count for a claim":                 {"call('DEL', lock.base, lock.limits)", "call('DEL', lock.base)"},
 		"stale limits count for a leave":                 {"> 0 and not foreign(lock, a) then", "> 0 then"},
 		"an upgrade waits at the end":                    {"a.with and 1 or lock.micros", "lock.micros"},
 		"two upgrades wait":                              {"if rival and with ~=", "if false and with ~="},
@@ -583,7 +583,7 @@ func (s *kindSequence) hold() *kindHold {
 // newHold makes a reader, a writer, a hold inside another one, or a permit.
 func (s *kindSequence) newHold() *kindHold {
 	client := clients[s.rng.IntN(len(clients))]
-	h := &kindHold{client: client, Ask: store.Ask{
+	h := &kindHold{client: client, Claim: store.Claim{
 		Name: s.base, ID: store.ID(newID(client)), TTL: time.Duration(20+s.rng.IntN(3)*20) * time.Second, Kind: s.kind,
 	}}
 	switch p := s.rng.IntN(10); {
@@ -606,7 +606,7 @@ func (s *kindSequence) newHold() *kindHold {
 	return h
 }
 
-// acquiring makes the command of an ask.
+// acquiring makes the command of a claim.
 func (s *kindSequence) acquiring(h *kindHold, place string) kindCommand {
 	return kindCommand{scripts.kinds.acquire, h, h.TTL, place, func() any { return s.acquire(h, place) }}
 }
@@ -640,7 +640,7 @@ func (s *kindSequence) call(batch ...kindCommand) {
 	var keys []string
 	args := []any{"PUBLISH"}
 	for _, c := range batch {
-		unit := kindUnit(c.hold.Ask, lifetime.Millis(c.ttl), c.extra)
+		unit := kindUnit(c.hold.Claim, lifetime.Millis(c.ttl), c.extra)
 		keys, args = append(keys, unit.Keys...), append(args, unit.Args...)
 		s.log = append(s.log, c.String())
 	}
@@ -683,7 +683,7 @@ func (s *kindSequence) compareAcquire(h *kindHold, want acquireReply, reply any)
 	default:
 		at := slices.IndexFunc(s.in, func(o *kindHold) bool { return string(o.ID) == got.owner })
 		require.GreaterOrEqual(s, at, 0, "the owner is in: %s", got.owner)
-		require.NotSame(s, h.around, s.in[at], "the hold around an ask is no obstacle")
+		require.NotSame(s, h.around, s.in[at], "the hold around a claim is no obstacle")
 	}
 	others := remove(s.in, h.around)
 	first := slices.MinFunc(others, func(a, b *kindHold) int { return cmp.Compare(s.endOf(a), s.endOf(b)) })
@@ -734,7 +734,7 @@ type kindKeys struct {
 
 // read reads the keys of the lock, and the time of the server.
 func (s *kindSequence) read() (k kindKeys) {
-	unit := kindUnit(store.Ask{Name: s.base, Kind: s.kind}, 0, "")
+	unit := kindUnit(store.Claim{Name: s.base, Kind: s.kind}, 0, "")
 	var now *redis.TimeCmd
 	var zsets [3]*redis.ZSliceCmd
 	var token *redis.StringCmd
@@ -826,7 +826,7 @@ func (s *kindSequence) checkLimits(k kindKeys) {
 	for h := range s.lapsed {
 		delete(limits, h.member())
 	}
-	if len(k.base) > 0 { // else the next ask removes them
+	if len(k.base) > 0 { // else the next claim removes them
 		require.Empty(s, limits, "limits of nobody")
 	}
 }
@@ -879,7 +879,7 @@ func (s *kindSequence) checkToken(k kindKeys) {
 
 // checkLook compares what Look says with the model.
 func (s *kindSequence) checkLook() {
-	state, err := s.store.Look(s.ctx, store.Ask{Name: s.base, Kind: s.kind})
+	state, err := s.store.Look(s.ctx, store.Claim{Name: s.base, Kind: s.kind})
 	require.NoError(s, err)
 	require.Equal(s, len(s.queue), state.Waiters)
 	want, got := map[store.ID]int{}, map[store.ID]int{}

@@ -53,16 +53,16 @@ func (r *kindRig) keys() []string {
 func (r *kindRig) limits() string { return r.base + suffix(r.kind) }
 func (r *kindRig) queue() string  { return r.limits() + queueSuffix }
 
-// hold makes the ask of a new hold.
-func (r *kindRig) hold(client string, limit int) store.Ask {
-	return store.Ask{Name: r.base, ID: store.ID(newID(client)), TTL: minute, Kind: r.kind, Limit: limit}
+// hold makes the claim of a new hold.
+func (r *kindRig) hold(client string, limit int) store.Claim {
+	return store.Claim{Name: r.base, ID: store.ID(newID(client)), TTL: minute, Kind: r.kind, Limit: limit}
 }
 
-func (r *kindRig) reader(client string) store.Ask { return r.hold(client, store.Unlimited) }
-func (r *kindRig) writer(client string) store.Ask { return r.hold(client, 1) }
+func (r *kindRig) reader(client string) store.Claim { return r.hold(client, store.Unlimited) }
+func (r *kindRig) writer(client string) store.Claim { return r.hold(client, 1) }
 
-// shared makes the ask of a hold that others may accompany.
-func (r *kindRig) shared(client string) store.Ask {
+// shared makes the claim of a hold that others may accompany.
+func (r *kindRig) shared(client string) store.Claim {
 	if r.kind == store.Semaphore {
 		return r.hold(client, 3)
 	}
@@ -70,14 +70,14 @@ func (r *kindRig) shared(client string) store.Ask {
 }
 
 // run runs a script for one hold.
-func (r *kindRig) run(s *wire.Script, a store.Ask, extra string) (any, error) {
+func (r *kindRig) run(s *wire.Script, a store.Claim, extra string) (any, error) {
 	r.Helper()
 	unit := kindUnit(a, lifetime.Millis(a.TTL), extra)
 	return r.script(s, unit.Keys, append([]any{"PUBLISH"}, unit.Args...)...)
 }
 
 // number runs a script that replies with a number.
-func (r *kindRig) number(s *wire.Script, a store.Ask) int64 {
+func (r *kindRig) number(s *wire.Script, a store.Claim) int64 {
 	r.Helper()
 	reply, err := r.run(s, a, r.store.control(cutLast(string(a.ID), 2)))
 	require.NoError(r, err)
@@ -85,18 +85,18 @@ func (r *kindRig) number(s *wire.Script, a store.Ask) int64 {
 	return reply.(int64)
 }
 
-func (r *kindRig) release(a store.Ask) int64 {
+func (r *kindRig) release(a store.Claim) int64 {
 	r.Helper()
 	return r.number(scripts.kinds.release, a)
 }
 
-func (r *kindRig) token(a store.Ask) int64 {
+func (r *kindRig) token(a store.Claim) int64 {
 	r.Helper()
 	return r.number(scripts.kinds.token, a)
 }
 
 // acquire asks for the lock, and queues with an arrival.
-func (r *kindRig) acquire(a store.Ask, arrival string) acquireReply {
+func (r *kindRig) acquire(a store.Claim, arrival string) acquireReply {
 	r.Helper()
 	reply, err := r.run(scripts.kinds.acquire, a, arrival)
 	require.NoError(r, err)
@@ -109,14 +109,14 @@ func (r *kindRig) acquire(a store.Ask, arrival string) acquireReply {
 }
 
 // enters lets a hold in.
-func (r *kindRig) enters(a store.Ask) store.Ask {
+func (r *kindRig) enters(a store.Claim) store.Claim {
 	r.Helper()
 	require.Equal(r, statusOurs, r.acquire(a, noPlace).status)
 	return a
 }
 
 // queues puts a waiter into the queue. Its client listens.
-func (r *kindRig) queues(a store.Ask) store.Ask {
+func (r *kindRig) queues(a store.Claim) store.Claim {
 	r.Helper()
 	require.Equal(r, statusQueued, r.acquire(a, newPlace).status)
 	return a
@@ -133,9 +133,9 @@ func (r *kindRig) fillQueue(dead int) {
 }
 
 // lapse ends the leases of holds, as time does.
-func (r *kindRig) lapse(asks ...store.Ask) {
+func (r *kindRig) lapse(claims ...store.Claim) {
 	r.Helper()
-	for _, a := range asks {
+	for _, a := range claims {
 		over := redis.Z{Score: 1, Member: string(a.ID) + "|" + letter(a)}
 		require.NoError(r, r.rdb.ZAddXX(r.Context(), r.base, over).Err())
 	}
@@ -143,13 +143,13 @@ func (r *kindRig) lapse(asks ...store.Ask) {
 
 func (r *kindRig) look() store.State {
 	r.Helper()
-	state, err := r.store.Look(r.Context(), store.Ask{Name: r.base, Kind: r.kind})
+	state, err := r.store.Look(r.Context(), store.Claim{Name: r.base, Kind: r.kind})
 	require.NoError(r, err)
 	return state
 }
 
 // has requires that exactly these holds have the lock.
-func (r *kindRig) has(asks ...store.Ask) {
+func (r *kindRig) has(claims ...store.Claim) {
 	r.Helper()
 	got, want := []store.ID{}, []store.ID{}
 	state := r.look()
@@ -159,19 +159,19 @@ func (r *kindRig) has(asks ...store.Ask) {
 	for _, o := range state.Others {
 		got = append(got, o.ID)
 	}
-	for _, a := range asks {
+	for _, a := range claims {
 		want = append(want, a.ID)
 	}
 	require.ElementsMatch(r, want, got)
 }
 
 // waits requires that exactly these holds wait, in this order.
-func (r *kindRig) waits(asks ...store.Ask) {
+func (r *kindRig) waits(claims ...store.Claim) {
 	r.Helper()
 	got, err := r.rdb.ZRange(r.Context(), r.queue(), 0, -1).Result()
 	require.NoError(r, err)
 	want := []string{}
-	for _, a := range asks {
+	for _, a := range claims {
 		want = append(want, fmt.Sprintf("%s|%d|%s|%s", a.ID, lifetime.Millis(a.TTL), letter(a), a.With))
 	}
 	require.Equal(r, want, got)
@@ -208,18 +208,18 @@ func (r *kindRig) dump() map[string]string {
 }
 
 // commands are all calls of the store about a lock that a hold has, or is to have.
-func (r *kindRig) commands(a store.Ask) map[string]func(ctx context.Context) error {
-	s, l := r.store, store.Lease{Ask: a}
+func (r *kindRig) commands(a store.Claim) map[string]func(ctx context.Context) error {
+	s, l := r.store, store.Lease{Claim: a}
 	other := r.hold("b", 1)
 	return map[string]func(ctx context.Context) error{
 		"Try":     func(ctx context.Context) error { _, err := s.Try(ctx, other); return err },
-		"acquire": func(ctx context.Context) error { _, _, err := s.ask(ctx, other, newPlace, 1); return err },
+		"acquire": func(ctx context.Context) error { _, _, err := s.claim(ctx, other, newPlace, 1); return err },
 		"Enter":   func(ctx context.Context) error { _, err := s.Enter(ctx, l, 2); return err },
 		"Renew": func(ctx context.Context) error {
 			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 1}})[0]
 		},
 		"Release": func(ctx context.Context) error { return s.Release(ctx, l) },
-		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{a})[0] },
+		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Claim{a})[0] },
 		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
 		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, a); return err },
 		"Break":   func(ctx context.Context) error { return s.Break(ctx, a) },
@@ -229,8 +229,8 @@ func (r *kindRig) commands(a store.Ask) map[string]func(ctx context.Context) err
 // kindKinds are the kinds of this chapter.
 var kindKinds = []store.Kind{store.ReadWrite, store.Semaphore}
 
-// lineOf returns the line of a message that lets an ask in.
-func lineOf(a store.Ask) string { return string(a.ID) + "|" + letter(a) }
+// lineOf returns the line of a message that lets a claim in.
+func lineOf(a store.Claim) string { return string(a.ID) + "|" + letter(a) }
 
 func TestKindsReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
 	r := newKindRig(t, store.ReadWrite)
@@ -240,7 +240,7 @@ func TestKindsReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
 		ears[client] = r.listen(client)
 	}
 	writer := r.enters(r.writer("a"))
-	want, readers := map[string][]string{}, []store.Ask{}
+	want, readers := map[string][]string{}, []store.Claim{}
 	for i := range 256 {
 		client := fmt.Sprint("client", i%4)
 		a := r.queues(r.reader(client))
@@ -279,16 +279,16 @@ func TestKindsDeadWaiters(t *testing.T) {
 		require.Equal(t, lineOf(next), message(t, ps))
 		r.has(next)
 	})
-	t.Run("are dropped for an ask that the rule holds up", func(t *testing.T) {
+	t.Run("are dropped for a claim that the rule holds up", func(t *testing.T) {
 		r := newKindRig(t, store.ReadWrite)
 		r.listen("b")
 		writer := r.enters(r.writer("a"))
 		r.fillQueue(250)
-		ask := r.reader("b")
-		require.Equal(t, statusAgain, r.acquire(ask, newPlace).status)
-		require.Equal(t, statusAgain, r.acquire(ask, newPlace).status)
-		r.queues(ask)
-		r.waits(ask)
+		claim := r.reader("b")
+		require.Equal(t, statusAgain, r.acquire(claim, newPlace).status)
+		require.Equal(t, statusAgain, r.acquire(claim, newPlace).status)
+		r.queues(claim)
+		r.waits(claim)
 		r.has(writer)
 	})
 	t.Run("a dead writer holds up no reader", func(t *testing.T) {
@@ -302,11 +302,11 @@ func TestKindsDeadWaiters(t *testing.T) {
 }
 
 func TestKindsCallsOfTheStoreCallAgainForDeadWaiters(t *testing.T) {
-	for what, act := range map[string]func(r *kindRig, a store.Ask) error{
-		"Release": func(r *kindRig, a store.Ask) error { return r.store.Release(r.Context(), store.Lease{Ask: a}) },
-		"Break":   func(r *kindRig, a store.Ask) error { return r.store.Break(r.Context(), a) },
-		"Forget":  func(r *kindRig, a store.Ask) error { return r.store.Forget(r.Context(), []store.Ask{a})[0] },
-		"Try": func(r *kindRig, a store.Ask) error {
+	for what, act := range map[string]func(r *kindRig, a store.Claim) error{
+		"Release": func(r *kindRig, a store.Claim) error { return r.store.Release(r.Context(), store.Lease{Claim: a}) },
+		"Break":   func(r *kindRig, a store.Claim) error { return r.store.Break(r.Context(), a) },
+		"Forget":  func(r *kindRig, a store.Claim) error { return r.store.Forget(r.Context(), []store.Claim{a})[0] },
+		"Try": func(r *kindRig, a store.Claim) error {
 			r.lapse(a)
 			l, err := r.store.Try(r.Context(), r.hold("b", 1))
 			require.NoError(r, err)
@@ -382,17 +382,17 @@ func TestKindsBaseWithoutAnEndGetsOneAgain(t *testing.T) {
 	}
 }
 
-// asksBut returns an ask for each kind but one, for the lock of the rig.
-func (r *kindRig) asksBut(kind store.Kind) []store.Ask {
-	var asks []store.Ask
+// claimsBut returns a claim for each kind but one, for the lock of the rig.
+func (r *kindRig) claimsBut(kind store.Kind) []store.Claim {
+	var claims []store.Claim
 	for _, k := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
 		if k != kind {
 			a := r.writer("b")
 			a.Kind = k
-			asks = append(asks, a)
+			claims = append(claims, a)
 		}
 	}
-	return asks
+	return claims
 }
 
 func TestKindsNameOfAnotherKind(t *testing.T) {
@@ -401,7 +401,7 @@ func TestKindsNameOfAnotherKind(t *testing.T) {
 			r := newKindRig(t, kind)
 			r.listen("b")
 			r.tries(r.writer("a"))
-			for _, a := range r.asksBut(kind) {
+			for _, a := range r.claimsBut(kind) {
 				r.unchanged(func() {
 					_, tryErr := r.store.Try(t.Context(), a)
 					_, waitErr := r.store.Wait(t.Context(), a, func(store.Progress) {})
@@ -418,7 +418,7 @@ func TestKindsNameOfAnotherKind(t *testing.T) {
 	for _, kind := range kindKinds {
 		t.Run(fmt.Sprint("is free when all leases are over: ", kind), func(t *testing.T) {
 			r := newKindRig(t, kind)
-			for _, a := range r.asksBut(kind) {
+			for _, a := range r.claimsBut(kind) {
 				if a.Kind == store.Mutex {
 					continue
 				}
@@ -432,7 +432,7 @@ func TestKindsNameOfAnotherKind(t *testing.T) {
 }
 
 // tries lets a hold in through the store.
-func (r *kindRig) tries(a store.Ask) store.Lease {
+func (r *kindRig) tries(a store.Claim) store.Lease {
 	r.Helper()
 	l, err := r.store.Try(r.Context(), a)
 	require.NoError(r, err)
@@ -542,7 +542,7 @@ func TestKindsOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
 			r := kindOf(newRigOn(t, server), kind)
 			r.full("1")
 			defer r.full("0")
-			for _, a := range []store.Ask{r.writer("a"), r.shared("a")} {
+			for _, a := range []store.Claim{r.writer("a"), r.shared("a")} {
 				_, err := r.store.Try(t.Context(), a)
 				require.ErrorContains(t, err, "OOM")
 				r.free()
@@ -601,7 +601,7 @@ func TestKindsUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 				next := r.writer("b")
 				next.ID = r.look().Owner
 				require.Equal(t, lineOf(next), granted)
-				require.NoError(t, r.store.Forget(t.Context(), []store.Ask{next})[0])
+				require.NoError(t, r.store.Forget(t.Context(), []store.Claim{next})[0])
 				r.free()
 			}
 		})
@@ -667,7 +667,7 @@ func TestKindsTokenKeyThatHoldsNone(t *testing.T) {
 				a := r.enters(r.hold("a", limit))
 				require.NoError(t, r.rdb.Set(t.Context(), r.base+tokenSuffix, foreign, minute).Err())
 				r.unchanged(func() {
-					_, err := r.store.Token(t.Context(), store.Lease{Ask: a})
+					_, err := r.store.Token(t.Context(), store.Lease{Claim: a})
 					require.ErrorContains(t, err, "holds no token")
 					require.NotErrorIs(t, err, store.ErrUnsure)
 				})
@@ -700,27 +700,27 @@ func TestKindsMigratingSlot(t *testing.T) {
 	type scene struct {
 		*kindRig
 		ps            *redis.PubSub
-		writer        store.Ask
-		readers, last []store.Ask
+		writer        store.Claim
+		readers, last []store.Claim
 	}
 	var scenes []*scene
 	for _, r := range []*kindRig{pair, batch} {
 		sc := &scene{kindRig: r, ps: r.listen("b"), writer: r.enters(r.writer("a"))}
-		sc.readers = []store.Ask{r.queues(r.reader("b")), r.queues(r.reader("b"))}
+		sc.readers = []store.Claim{r.queues(r.reader("b")), r.queues(r.reader("b"))}
 		if r == batch {
-			sc.last = []store.Ask{r.queues(r.writer("b"))}
+			sc.last = []store.Claim{r.queues(r.writer("b"))}
 		}
 		scenes = append(scenes, sc)
 	}
 	move := cluster.BeginMove(pair.base, cluster.MasterFor(other(cluster, pair.base)))
 	for _, sc := range scenes { // the queue and the limits end with it
-		require.NoError(t, s.Release(t.Context(), store.Lease{Ask: sc.writer}))
+		require.NoError(t, s.Release(t.Context(), store.Lease{Claim: sc.writer}))
 		require.Equal(t, lineOf(sc.readers[0])+"\n"+lineOf(sc.readers[1]), message(t, sc.ps))
 	}
 	left := make(chan error, 4)
 	for _, sc := range scenes { // no limit is left: a key that exists on neither side
 		for _, a := range sc.readers {
-			go func() { left <- s.Release(t.Context(), store.Lease{Ask: a}) }()
+			go func() { left <- s.Release(t.Context(), store.Lease{Claim: a}) }()
 		}
 	}
 	move.Finish()
@@ -759,7 +759,7 @@ func withSharedReplica(t *testing.T) (*kindRig, *redistest.Server) {
 
 func TestKindsReplicasConfirmReaders(t *testing.T) {
 	r, replica := withSharedReplica(t)
-	confirmed := func(timeout time.Duration) store.Ask {
+	confirmed := func(timeout time.Duration) store.Claim {
 		a := r.reader("b")
 		a.Acks = store.Acks{Replicas: 1, Timeout: timeout}
 		return a
@@ -774,7 +774,7 @@ func TestKindsReplicasConfirmReaders(t *testing.T) {
 	reader := confirmed(2 * time.Second)
 	w := r.wait(reader)
 	require.EqualValues(t, 1, r.release(writer))
-	require.Equal(t, reader, w.get().Ask)
+	require.Equal(t, reader, w.get().Claim)
 	r.has(reader)
 
 	replica.Pause()
@@ -790,17 +790,17 @@ func TestKindsAsksLeaveTheSortedSetOfAnApplicationAlone(t *testing.T) {
 	board := []redis.Z{{Score: 1, Member: "anna"}, {Score: 2, Member: "ben"}}
 	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
 		require.NoError(t, r.rdb.ZAdd(t.Context(), r.base, board...).Err())
-		ask := r.ask(newID("a"), minute)
-		ask.Kind, ask.Limit = kind, 1
-		_, err := r.store.Try(t.Context(), ask)
+		claim := r.claim(newID("a"), minute)
+		claim.Kind, claim.Limit = kind, 1
+		_, err := r.store.Try(t.Context(), claim)
 		require.ErrorContains(t, err, "sorted set")
 		require.NotErrorIs(t, err, store.ErrKind)
-		_, err = r.store.Look(t.Context(), ask)
+		_, err = r.store.Look(t.Context(), claim)
 		require.ErrorContains(t, err, "sorted set")
-		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{ask})[0])
+		require.NoError(t, r.store.Forget(t.Context(), []store.Claim{claim})[0])
 		require.Equal(t, board, r.rdb.ZRangeWithScores(t.Context(), r.base, 0, -1).Val())
 	}
-	_, err := r.store.Try(t.Context(), r.ask(newID("a"), minute))
+	_, err := r.store.Try(t.Context(), r.claim(newID("a"), minute))
 	require.ErrorContains(t, err, "WRONGTYPE")
 	require.NotErrorIs(t, err, store.ErrKind)
 }
@@ -809,12 +809,12 @@ func TestKindsAsksTellAReadWriteLockOfRedisson(t *testing.T) {
 	r := newRig(t)
 	require.NoError(t, r.rdb.HSet(t.Context(), r.base, "mode", "read", "uuid:1", 1).Err())
 	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
-		ask := r.ask(newID("a"), minute)
-		ask.Kind, ask.Limit = kind, 1
-		_, err := r.store.Try(t.Context(), ask)
+		claim := r.claim(newID("a"), minute)
+		claim.Kind, claim.Limit = kind, 1
+		_, err := r.store.Try(t.Context(), claim)
 		require.ErrorIs(t, err, store.ErrKind)
 		require.ErrorContains(t, err, "is a read-write lock of Redisson, and not "+kind.String())
-		_, err = r.store.Look(t.Context(), ask)
+		_, err = r.store.Look(t.Context(), claim)
 		require.ErrorIs(t, err, store.ErrKind)
 	}
 }

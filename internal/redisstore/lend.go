@@ -24,7 +24,7 @@ const (
 
 var errNoExpiry = fmt.Errorf("%w: a loan needs a ticket that expires", store.ErrTicket)
 
-func (s *nativeStore) byTicket(ctx context.Context, a store.Ask, c *wire.Call) (n int64, answer wire.Answer, err error) {
+func (s *nativeStore) byTicket(ctx context.Context, a store.Claim, c *wire.Call) (n int64, answer wire.Answer, err error) {
 	c.Tries, c.Patience, c.Report, c.Yields = boundTries, takingLimit(a), a.Report, true
 	n, answer, err = s.number(ctx, c)
 	switch {
@@ -50,7 +50,7 @@ func expiry(t store.Ticket) int64 {
 	return max(t.Expires.UnixMilli(), 1)
 }
 
-func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
+func (s *nativeStore) Borrow(ctx context.Context, a store.Claim, t store.Ticket) (store.Lease, error) {
 	if t.Expires.IsZero() {
 		return store.Lease{}, errNoExpiry
 	}
@@ -62,7 +62,7 @@ func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (
 		return store.Lease{}, err
 	}
 	a.TTL = fromMillis(left) - a.Delay
-	return store.Lease{Ask: a, Sent: answer.Sent, Unsure: answer.Unsure}, nil
+	return store.Lease{Claim: a, Sent: answer.Sent, Unsure: answer.Unsure}, nil
 }
 
 func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
@@ -81,7 +81,7 @@ func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration,
 	return fromMillis(left) - l.Delay, nil
 }
 
-func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
+func (s *nativeStore) Accept(ctx context.Context, a store.Claim, old store.ID, t store.Ticket, unaware bool) (
 	l store.Lease, wait time.Duration, err error,
 ) {
 	n, answer, err := s.byTicket(ctx, a, &wire.Call{Script: s.scripts.accept, Acks: a.Acks, Unit: wire.Unit{
@@ -94,7 +94,7 @@ func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t s
 		return l, 0, err
 	}
 	wait = fromMillis(n - 1)
-	l = store.Lease{Ask: a, Sent: answer.First, Unsure: answer.Unsure}
+	l = store.Lease{Claim: a, Sent: answer.First, Unsure: answer.Unsure}
 	l.TTL += wait
 	if unaware && answer.Acked < a.Acks.Wanted() {
 		l.Unsure = true // the client of old may count on the lease that a release would end

@@ -27,7 +27,7 @@ const (
 
 // List implements [store.Listing] with SCAN on every master, which serves others in between. In a
 // slot that moves a key may be seen twice. go-redis takes its own time, also after the end of ctx.
-func (s *nativeStore) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+func (s *nativeStore) List(ctx context.Context, a store.Claim) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}
@@ -80,14 +80,14 @@ func (f *search) add(names map[string]store.Kind) {
 }
 
 // question asks a few times for an answer.
-func (f *search) question(ctx context.Context, ask func() error) error {
+func (f *search) question(ctx context.Context, claim func() error) error {
 	tries := 0
 	pause := func(done <-chan struct{}) bool {
 		tries++
 		return tries < boundTries && lifetime.Sleep(done, wire.Pause(tries))
 	}
 	return attempts.Repeat(ctx, attempts.Call{Report: f.report, Command: "list"}, pause, func() error {
-		err := ask()
+		err := claim()
 		if err == nil || wire.Refused(err) {
 			return err
 		}

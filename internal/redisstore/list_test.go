@@ -24,7 +24,7 @@ func TestListLooksBeyondOneScan(t *testing.T) {
 		want[name] = store.Mutex
 		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{"+name+"}", "c:1:1", 1).Err())
 	}
-	found, err := r.store.List(t.Context(), store.Ask{})
+	found, err := r.store.List(t.Context(), store.Claim{})
 	require.NoError(t, err)
 	require.Equal(t, want, found)
 }
@@ -42,7 +42,7 @@ func TestListAsksAgainForALostAnswer(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{a}", "c:1:1", 1).Err())
 		lost := faults.Once(redistest.Named(command), redistest.DropReply(redistest.EOF))
-		found, err := s.(store.Listing).List(t.Context(), store.Ask{})
+		found, err := s.(store.Listing).List(t.Context(), store.Claim{})
 		require.NoError(t, err, command)
 		require.Equal(t, map[string]store.Kind{"a": store.Mutex}, found)
 		require.Equal(t, 1, lost.Hits(), command)
@@ -56,7 +56,7 @@ func TestListSaysWhatAUserMayNot(t *testing.T) {
 		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{a}", "c:1:1", 1).Err())
 		require.NoError(t, r.rdb.ZAdd(t.Context(), prefix+"{b}:queue", redis.Z{Score: 5, Member: "c:1:2|1000"}).Err())
 		faults.On(redistest.Named(command), redistest.Answer("-NOPERM this user has no permissions\r\n"))
-		_, err := r.store.List(t.Context(), store.Ask{})
+		_, err := r.store.List(t.Context(), store.Claim{})
 		require.ErrorContains(t, err, "NOPERM", command)
 		require.NotErrorIs(t, err, store.ErrUnavailable, command)
 	}
@@ -68,7 +68,7 @@ func TestListOfASilentServerEnds(t *testing.T) {
 	r.server.Pause()
 	begun := time.Now()
 	told := make(reports, 10)
-	_, err := r.store.List(t.Context(), store.Ask{Report: told})
+	_, err := r.store.List(t.Context(), store.Claim{Report: told})
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, "no answer to SCAN in 2s")
 	require.Less(t, time.Since(begun), bound.Of(5*listSilence))

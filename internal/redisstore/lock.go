@@ -70,7 +70,7 @@ func hashTag(key string) string {
 	return tag
 }
 
-// nativeStore keeps locks in relock's own layout. The name of an ask is the base key of its lock.
+// nativeStore keeps locks in relock's own layout. The name of a claim is the base key of its lock.
 type nativeStore struct {
 	*redisStore
 	waited waited
@@ -78,9 +78,9 @@ type nativeStore struct {
 
 var _ store.Listing = (*nativeStore)(nil)
 
-// Check returns the ask with the base key of its lock as its name.
-func (s *nativeStore) Check(a store.Ask) (store.Ask, error) {
-	err := s.checkAsk(a)
+// Check returns the claim with the base key of its lock as its name.
+func (s *nativeStore) Check(a store.Claim) (store.Claim, error) {
+	err := s.checkClaim(a)
 	switch {
 	case err != nil:
 	case a.Limit < 1:
@@ -96,7 +96,7 @@ func (s *nativeStore) Check(a store.Ask) (store.Ask, error) {
 	return a, err
 }
 
-func (s *nativeStore) topic(a store.Ask) subs.Topic {
+func (s *nativeStore) topic(a store.Claim) subs.Topic {
 	return subs.Topic{Channel: a.Name + ":" + cutLast(string(a.ID), 2)}
 }
 
@@ -112,15 +112,15 @@ func (s *nativeStore) unit(name string, args ...any) wire.Unit {
 // noPlace is the arrival of a hold that must not queue, newPlace the arrival of a new waiter.
 const noPlace, newPlace = "", "0"
 
-func (s *nativeStore) acquireUnit(a store.Ask, ttl int64, arrival string) wire.Unit {
+func (s *nativeStore) acquireUnit(a store.Claim, ttl int64, arrival string) wire.Unit {
 	if a.Kind == store.Mutex {
 		return s.unit(a.Name, string(a.ID), ttl, arrival)
 	}
 	return kindUnit(a, ttl, arrival)
 }
 
-// ask asks for a lock, and queues unless arrival is noPlace.
-func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, tries int) (acquireReply, wire.Answer, error) {
+// claim asks for a lock, and queues unless arrival is noPlace.
+func (s *nativeStore) claim(ctx context.Context, a store.Claim, arrival string, tries int) (acquireReply, wire.Answer, error) {
 	script := s.scripts.mutex.acquire
 	if a.Kind != store.Mutex {
 		script = s.scripts.kinds.acquire
@@ -157,8 +157,8 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 // repeatMillis returns the lease that a repeat sets: after 4 s or 14 s, 6 s of a TTL of 10 s.
 func repeatMillis(ttl, elapsed time.Duration) int64 { return max(lifetime.Millis(ttl-elapsed%ttl), 1) }
 
-func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	r, answer, err := s.ask(ctx, a, noPlace, boundTries)
+func (s *nativeStore) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	r, answer, err := s.claim(ctx, a, noPlace, boundTries)
 	return s.taken(ctx, a, r, answer, err)
 }
 
@@ -167,13 +167,13 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease) error {
 	c := &wire.Call{Common: s.publish(), Patience: attemptLimit(l.TTL), Report: l.Report}
 	switch {
 	case l.Lender != "" || l.Lent:
-		c.Script, c.Unit = s.leavingLoans(l.Ask)
+		c.Script, c.Unit = s.leavingLoans(l.Claim)
 	case hasServed(l):
 		c.Script, c.Unit, c.Migrating = s.scripts.served, s.served(l), &s.scripts.migrating
 	case l.Kind == store.Mutex:
 		c.Script, c.Unit, c.Migrating = s.scripts.mutex.release, s.unit(l.Name, string(l.ID)), &s.scripts.migrating
 	default:
-		c.Script, c.Unit = s.scripts.kinds.release, kindUnit(l.Ask, 0, "")
+		c.Script, c.Unit = s.scripts.kinds.release, kindUnit(l.Claim, 0, "")
 	}
 	err := s.free(ctx, c)
 	if err == nil { // otherwise Forget follows
@@ -183,7 +183,7 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease) error {
 }
 
 // leavingLoans returns the script that ends a loan, or a hold that may have lent its lock.
-func (s *nativeStore) leavingLoans(a store.Ask) (*wire.Script, wire.Unit) {
+func (s *nativeStore) leavingLoans(a store.Claim) (*wire.Script, wire.Unit) {
 	keys := []string{a.Name, a.Name + queueSuffix, a.Name + loansSuffix}
 	if a.Lender != "" {
 		return s.scripts.giveBack, wire.Unit{Keys: keys, Args: []any{string(a.Lender), string(a.ID)}}
@@ -198,9 +198,9 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 		return s.redisStore.Enter(ctx, l, count)
 	}
 	return s.enter(ctx, l, &wire.Call{
-		Script: s.scripts.kinds.renew, Common: s.publish(), Unit: kindUnit(l.Ask, lifetime.Millis(l.Kept(l.TTL)), ""),
+		Script: s.scripts.kinds.renew, Common: s.publish(), Unit: kindUnit(l.Claim, lifetime.Millis(l.Kept(l.TTL)), ""),
 		Repeat: func(elapsed time.Duration) []any {
-			return kindUnit(l.Ask, lifetime.Millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
+			return kindUnit(l.Claim, lifetime.Millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
 		},
 	})
 }
@@ -222,18 +222,18 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 		}
 		units := make([]wire.Unit, len(same))
 		for i, r := range same {
-			units[i] = kindUnit(r.Lease.Ask, lifetime.Millis(r.Lease.Kept(r.TTL)), "")
+			units[i] = kindUnit(r.Lease.Claim, lifetime.Millis(r.Lease.Kept(r.TTL)), "")
 		}
 		return s.allAcked(ctx, s.scripts.kinds.renew, s.publish(), units, g.acks)
 	})
 }
 
-func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
-	for _, a := range asks {
+func (s *nativeStore) Forget(ctx context.Context, claims []store.Claim) []error {
+	for _, a := range claims {
 		s.waited.end(a.ID)
 	}
-	scriptOf := func(a store.Ask) *wire.Script { script, _ := s.forgetting(a); return script }
-	return forgotten(inGroups(asks, scriptOf, func(script *wire.Script, same []store.Ask) []error {
+	scriptOf := func(a store.Claim) *wire.Script { script, _ := s.forgetting(a); return script }
+	return forgotten(inGroups(claims, scriptOf, func(script *wire.Script, same []store.Claim) []error {
 		units := make([]wire.Unit, len(same))
 		for i, a := range same {
 			_, units[i] = s.forgetting(a)
@@ -242,7 +242,7 @@ func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
 	}))
 }
 
-func (s *nativeStore) forgetting(a store.Ask) (*wire.Script, wire.Unit) {
+func (s *nativeStore) forgetting(a store.Claim) (*wire.Script, wire.Unit) {
 	switch kept := lifetime.Millis(a.Kept(a.TTL)); {
 	case a.Lender != "" || a.Lent:
 		return s.leavingLoans(a)
@@ -260,7 +260,7 @@ func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 		c.Script = s.scripts.mutex.token
 		c.Unit = wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID), l.Token}}
 	} else {
-		c.Script, c.Common, c.Unit = s.scripts.kinds.token, s.publish(), kindUnit(l.Ask, 0, "")
+		c.Script, c.Common, c.Unit = s.scripts.kinds.token, s.publish(), kindUnit(l.Claim, 0, "")
 	}
 	token, _, err := s.number(ctx, c)
 	if err == nil && token == 0 {
@@ -269,7 +269,7 @@ func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 	return token, err
 }
 
-func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s *nativeStore) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	if a.Kind == store.Mutex {
 		state, err := s.look(ctx, a, []string{a.Name, a.Name + tokenSuffix, a.Name + queueSuffix})
 		return state, s.explained(ctx, a, err)
@@ -277,7 +277,7 @@ func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error
 	return s.lookKind(ctx, a)
 }
 
-func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
+func (s *nativeStore) Break(ctx context.Context, a store.Claim) error {
 	control := s.controlOf(a.ID)
 	c := &wire.Call{Common: s.publish(), Tries: boundTries, Report: a.Report}
 	if a.Kind == store.Mutex {
@@ -290,12 +290,12 @@ func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 
 // Want publishes a hold on the control channel of its client, behind a mark that earlier versions
 // take for no hold of theirs.
-func (s *nativeStore) Want(ctx context.Context, a store.Ask) error {
+func (s *nativeStore) Want(ctx context.Context, a store.Claim) error {
 	return s.send(ctx, s.controlOf(a.ID), wantMark+string(a.ID))
 }
 
 // Announce publishes the hold on a channel of the lock.
-func (s *nativeStore) Announce(ctx context.Context, a store.Ask) error {
+func (s *nativeStore) Announce(ctx context.Context, a store.Claim) error {
 	return s.send(ctx, a.Name+leaderSuffix, "changed") // an empty message would be dropped
 }
 
@@ -340,8 +340,8 @@ func (s *nativeStore) WatchWanted(client string, wanted func(store.ID)) (stop fu
 	return cancel
 }
 
-func (s *nativeStore) CheckServer(ctx context.Context, a store.Ask) error {
-	a = newCheckAsk(a)
+func (s *nativeStore) CheckServer(ctx context.Context, a store.Claim) error {
+	a = newCheckClaim(a)
 	a.Name, _ = baseKey(s.prefix, "check:"+string(a.ID))
 	topic := subs.Topic{Channel: a.Name + ":" + string(a.ID)}
 	return s.checkServer(ctx, s, a, []subs.Topic{topic}, a.Name+tokenSuffix)

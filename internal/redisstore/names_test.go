@@ -57,7 +57,7 @@ const ticketID = "2d9b2bbc-66a3-4be3-b1bb-6c1e1bd4a2f0"
 
 // keysOf are the keys and channels of a lock.
 func keysOf(base string) []string {
-	channel := (&nativeStore{}).topic(store.Ask{Name: base, ID: "{}x}{y:1:2"}).Channel
+	channel := (&nativeStore{}).topic(store.Claim{Name: base, ID: "{}x}{y:1:2"}).Channel
 	ticket := base + ticketInfix + ticketID
 	return []string{base, base + queueSuffix, base + tokenSuffix, ticket, channel}
 }
@@ -214,18 +214,18 @@ func TestNamesThatAreRefused(t *testing.T) {
 func TestAsksThatAreRefused(t *testing.T) {
 	s, err := New(redistest.Shared(t).Client(), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
-	fine := store.Ask{Name: "x", ID: "a:1:1", TTL: minute, Limit: 1, Acks: store.Acks{Replicas: 1, Timeout: time.Second}}
+	fine := store.Claim{Name: "x", ID: "a:1:1", TTL: minute, Limit: 1, Acks: store.Acks{Replicas: 1, Timeout: time.Second}}
 	got, err := s.Check(fine)
 	require.NoError(t, err)
 	want := fine
 	want.Name = "relock:{x}"
 	require.Equal(t, want, got)
-	for says, change := range map[string]func(a *store.Ask){
-		"empty":       func(a *store.Ask) { a.Name = "" },
-		"and not 2":   func(a *store.Ask) { a.Limit = 2 },
-		"lets one in": func(a *store.Ask) { a.Limit = store.Unlimited },
-		"ReadTimeout": func(a *store.Ask) { a.Acks.Timeout = time.Minute },
-		"hash tag":    func(a *store.Ask) { a.Name = "}" },
+	for says, change := range map[string]func(a *store.Claim){
+		"empty":       func(a *store.Claim) { a.Name = "" },
+		"and not 2":   func(a *store.Claim) { a.Limit = 2 },
+		"lets one in": func(a *store.Claim) { a.Limit = store.Unlimited },
+		"ReadTimeout": func(a *store.Claim) { a.Acks.Timeout = time.Minute },
+		"hash tag":    func(a *store.Claim) { a.Name = "}" },
 	} {
 		a := fine
 		change(&a)

@@ -17,7 +17,7 @@ import (
 // served is in the queue as ever.
 
 // run begins the run of a grant; nil: there is none. A note of several messages has none.
-func (w *waited) run(a store.Ask, payload string) *store.Run {
+func (w *waited) run(a store.Claim, payload string) *store.Run {
 	_, behind, is := strings.Cut(payload, "\n+")
 	if !is || strings.Contains(behind, "\n") {
 		return nil
@@ -60,8 +60,8 @@ func (s *nativeStore) served(l store.Lease) wire.Unit {
 
 // sleeper is a sleep in which a wait may be passed a lease.
 type sleeper struct {
-	ask  store.Ask
-	wake chan subs.Note // has room for one
+	claim store.Claim
+	wake  chan subs.Note // has room for one
 
 	lease *store.Lease // that the wait was passed; nil: none. Guarded by waited.mu
 }
@@ -90,12 +90,12 @@ func (w *waited) passLocked(l store.Lease) bool {
 			continue
 		}
 		p := next.asleep
-		if p == nil || p.ask.Delay != l.Delay || p.ask.Acks != l.Acks {
+		if p == nil || p.claim.Delay != l.Delay || p.claim.Acks != l.Acks {
 			return false
 		}
 		r.Behind, r.Passed = r.Behind[i+1:], append(r.Passed, id)
 		delete(w.holds, id) // a grant to its place is given back
-		l.Report, l.Woken, l.Token = p.ask.Report, store.WakePass, 0
+		l.Report, l.Woken, l.Token = p.claim.Report, store.WakePass, 0
 		p.lease = &l
 		p.wake <- subs.Note{Message: true}
 		return true
@@ -104,8 +104,8 @@ func (w *waited) passLocked(l store.Lease) bool {
 }
 
 // sleep lets a wait be passed a lease until wake.
-func (w *waited) sleep(a store.Ask) *sleeper {
-	p := &sleeper{ask: a, wake: make(chan subs.Note, 1)}
+func (w *waited) sleep(a store.Claim) *sleeper {
+	p := &sleeper{claim: a, wake: make(chan subs.Note, 1)}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.asleepLocked(a.ID, p)
@@ -120,7 +120,7 @@ func (w *waited) wake(p *sleeper) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p.lease == nil {
-		w.asleepLocked(p.ask.ID, nil)
+		w.asleepLocked(p.claim.ID, nil)
 	}
 	return p.lease != nil
 }

@@ -66,9 +66,9 @@ func braced(name string) string {
 	return "{" + name + "}"
 }
 
-// Check returns the ask unchanged: a lock's key is its name.
-func (s *redissonStore) Check(a store.Ask) (store.Ask, error) {
-	if err := s.checkAsk(a); err != nil {
+// Check returns the claim unchanged: a lock's key is its name.
+func (s *redissonStore) Check(a store.Claim) (store.Claim, error) {
+	if err := s.checkClaim(a); err != nil {
 		return a, err
 	}
 	if a.Kind != store.Mutex || a.Limit != 1 {
@@ -98,7 +98,7 @@ func (s *redissonStore) topics(name string) []subs.Topic {
 	return []subs.Topic{{Channel: channel}}
 }
 
-func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquireReply, wire.Answer, error) {
+func (s *redissonStore) claim(ctx context.Context, a store.Claim, tries int) (acquireReply, wire.Answer, error) {
 	field, kept := s.field(a.ID), a.Kept(a.TTL)
 	c := &wire.Call{
 		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a), Yields: true,
@@ -118,14 +118,14 @@ func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquir
 	return r, answer, unsureOf(answer, err)
 }
 
-func (s *redissonStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	r, answer, err := s.ask(ctx, a, boundTries)
+func (s *redissonStore) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	r, answer, err := s.claim(ctx, a, boundTries)
 	return s.taken(ctx, a, r, answer, err)
 }
 
 // Wait listens, and races for the lock whenever the lock may be free. A message wakes one waiter of
 // each client, as callers wait behind each other.
-func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *redissonStore) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	w := waiting{progress: progress}
 	var listeners [2]*subs.Listener // on the topics
 	defer func() {
@@ -139,7 +139,7 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 		listeners[i] = s.subs.Listening(t, "")
 	}
 	for {
-		r, answer, err := s.ask(ctx, a, 0)
+		r, answer, err := s.claim(ctx, a, 0)
 		w.unsure = w.unsure || answer.Unsure
 		switch {
 		case err != nil:
@@ -178,7 +178,7 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 // owner should be over. The waiter waits out only a part of a much longer lease, as a lock may be
 // freed without a message, as by getSpinLock, or get another owner. A long TTL of its own is no
 // reason to wait for longer, as waiters behind this waiter may have a short TTL.
-func redissonRecheck(a store.Ask, r acquireReply) time.Duration {
+func redissonRecheck(a store.Claim, r acquireReply) time.Duration {
 	longest := max(min(a.TTL, usualTTL), longRecheck)
 	d := min(r.remaining, longest)
 	if d < 0 { // no lease
@@ -204,9 +204,9 @@ func (s *redissonStore) unit(name string, id store.ID) wire.Unit {
 	return wire.Unit{Keys: []string{name}, Args: []any{s.field(id), redissonChannel + braced(name)}}
 }
 
-func (s *redissonStore) Forget(ctx context.Context, asks []store.Ask) []error {
-	units := make([]wire.Unit, len(asks))
-	for i, a := range asks {
+func (s *redissonStore) Forget(ctx context.Context, claims []store.Claim) []error {
+	units := make([]wire.Unit, len(claims))
+	for i, a := range claims {
 		units[i] = s.unit(a.Name, a.ID)
 	}
 	return forgotten(s.all(ctx, s.scripts.redisson.release, s.freeing(""), units))
@@ -217,7 +217,7 @@ func (s *redissonStore) Token(ctx context.Context, l store.Lease) (int64, error)
 	if !s.fenced {
 		return 0, fmt.Errorf("%w: locks of Redisson's layout have tokens only WithRedissonFencing", errors.ErrUnsupported)
 	}
-	state, err := s.Look(ctx, l.Ask)
+	state, err := s.Look(ctx, l.Claim)
 	switch {
 	case err != nil:
 		return 0, err
@@ -227,11 +227,11 @@ func (s *redissonStore) Token(ctx context.Context, l store.Lease) (int64, error)
 	return l.Token, nil
 }
 
-func (s *redissonStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s *redissonStore) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	return s.look(ctx, a, s.keys(a.Name))
 }
 
-func (s *redissonStore) Break(ctx context.Context, a store.Ask) error {
+func (s *redissonStore) Break(ctx context.Context, a store.Claim) error {
 	return s.free(ctx, &wire.Call{
 		Script: s.scripts.redisson.release, Common: s.freeing(s.control(cutLast(s.field(a.ID), 1))),
 		Unit: s.unit(a.Name, a.ID), Tries: boundTries, Report: a.Report,
@@ -239,9 +239,9 @@ func (s *redissonStore) Break(ctx context.Context, a store.Ask) error {
 }
 
 // CheckServer runs each script on a lock that nobody else uses. Its name begins with the name of a.
-func (s *redissonStore) CheckServer(ctx context.Context, a store.Ask) error {
+func (s *redissonStore) CheckServer(ctx context.Context, a store.Claim) error {
 	name := a.Name
-	a = newCheckAsk(a)
+	a = newCheckClaim(a)
 	a.Name = name + ":check:" + string(a.ID)
 	token := ""
 	if s.fenced {

@@ -95,22 +95,22 @@ func redissonID(field string) store.ID {
 	return store.ID(field[:i] + ":7" + field[i:])
 }
 
-func (r *redissonRig) ask(field string) store.Ask {
-	return store.Ask{Name: redissonName, ID: redissonID(field), TTL: redissonTTL, Limit: 1}
+func (r *redissonRig) claim(field string) store.Claim {
+	return store.Claim{Name: redissonName, ID: redissonID(field), TTL: redissonTTL, Limit: 1}
 }
 
-func (r *redissonRig) lease(field string) store.Lease { return store.Lease{Ask: r.ask(field)} }
+func (r *redissonRig) lease(field string) store.Lease { return store.Lease{Claim: r.claim(field)} }
 
 func (r *redissonRig) take(field string) store.Lease {
 	r.Helper()
-	l, err := r.store.Try(r.Context(), r.ask(field))
+	l, err := r.store.Try(r.Context(), r.claim(field))
 	require.NoError(r, err)
 	return l
 }
 
 func (r *redissonRig) busy(field string) *store.Busy {
 	r.Helper()
-	_, err := r.store.Try(r.Context(), r.ask(field))
+	_, err := r.store.Try(r.Context(), r.claim(field))
 	var busy *store.Busy
 	require.ErrorAs(r, err, &busy)
 	return busy
@@ -251,12 +251,12 @@ func replays(a, b string) map[string]func(r *redissonRig, v vector) {
 		"RLock: same request id replayed after final release": func(r *redissonRig, _ vector) { gone(r, r.release(a)) },
 		"RLock: release when free: nil, no publish, no latch": func(r *redissonRig, _ vector) { gone(r, r.release(a)) },
 		"RLock: forceUnlock when free: 0, no publish": func(r *redissonRig, _ vector) {
-			gone(r, r.store.Break(r.Context(), store.Ask{Name: redissonName, ID: store.ID(a)}))
+			gone(r, r.store.Break(r.Context(), store.Claim{Name: redissonName, ID: store.ID(a)}))
 		},
 		"RLock: forceUnlock when held": func(r *redissonRig, _ vector) {
 			r.take(b)
 			r.enter(b, 2)
-			done(r, r.store.Break(r.Context(), store.Ask{Name: redissonName, ID: store.ID(b)}))
+			done(r, r.store.Break(r.Context(), store.Claim{Name: redissonName, ID: store.ID(b)}))
 		},
 		"RLock: attempt while the key has no TTL: reply -1": func(r *redissonRig, v vector) {
 			require.EqualValues(r, -1, v.Reply)
@@ -316,7 +316,7 @@ func TestRedissonTokens(t *testing.T) {
 			token, err := r.store.Token(t.Context(), l)
 			require.NoError(t, err)
 			require.Equal(t, l.Token, token)
-			state, err := r.store.Look(t.Context(), store.Ask{Name: redissonName})
+			state, err := r.store.Look(t.Context(), store.Claim{Name: redissonName})
 			require.NoError(t, err)
 			require.Equal(t, l.Token, state.Token)
 			require.NoError(t, r.release(field))
@@ -332,7 +332,7 @@ func TestRedissonTokens(t *testing.T) {
 		r := newRedissonRig(t, redistest.Shared(t).Client(), true)
 		for _, foreign := range []string{"x", "-5", "9000000000000000"} {
 			require.NoError(t, r.rdb.Set(t.Context(), key, foreign, 0).Err())
-			_, err := r.store.Try(t.Context(), r.ask("u:1"))
+			_, err := r.store.Try(t.Context(), r.claim("u:1"))
 			require.Error(t, err, foreign)
 			require.NotErrorIs(t, err, store.ErrUnsure)
 			require.Zero(t, r.rdb.Exists(t.Context(), redissonName).Val())
@@ -359,13 +359,13 @@ func TestRedissonSaysThatANameIsAnotherKindOfLock(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			r := newRedissonRig(t, redistest.Shared(t).Client(), false)
 			set(r)
-			_, err := r.store.Try(t.Context(), r.ask("u:1"))
+			_, err := r.store.Try(t.Context(), r.claim("u:1"))
 			require.ErrorIs(t, err, store.ErrKind)
 			require.ErrorContains(t, err, what)
 			require.NotErrorIs(t, err, store.ErrUnsure)
-			_, err = r.store.Wait(t.Context(), r.ask("u:1"), func(store.Progress) {})
+			_, err = r.store.Wait(t.Context(), r.claim("u:1"), func(store.Progress) {})
 			require.ErrorIs(t, err, store.ErrKind)
-			state, err := r.store.Look(t.Context(), store.Ask{Name: redissonName})
+			state, err := r.store.Look(t.Context(), store.Claim{Name: redissonName})
 			require.NoError(t, err)
 			require.Contains(t, state.Owner, java)
 		})
@@ -383,7 +383,7 @@ func TestRedissonSaysThatANameIsAnotherKindOfLock(t *testing.T) {
 		r.take("u:1")
 		require.EqualValues(t, "u:1", r.busy("u:2").Owner)
 		r.enter("u:1", 2)
-		require.NoError(t, s.Break(t.Context(), store.Ask{Name: redissonName, ID: redissonID("u:1")}), "though its client cannot be told")
+		require.NoError(t, s.Break(t.Context(), store.Claim{Name: redissonName, ID: redissonID("u:1")}), "though its client cannot be told")
 	})
 }
 
@@ -401,14 +401,14 @@ func TestRedissonAKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
 func (r *redissonRig) commands() map[string]func(ctx context.Context) error {
 	l := r.lease("u:1")
 	return map[string]func(ctx context.Context) error{
-		"Try":   func(ctx context.Context) error { _, err := r.store.Try(ctx, l.Ask); return err },
+		"Try":   func(ctx context.Context) error { _, err := r.store.Try(ctx, l.Claim); return err },
 		"Enter": func(ctx context.Context) error { _, err := r.store.Enter(ctx, l, 2); return err },
 		"Renew": func(ctx context.Context) error {
 			return r.store.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]
 		},
 		"Release": func(ctx context.Context) error { return r.store.Release(ctx, l) },
-		"Forget":  func(ctx context.Context) error { return r.store.Forget(ctx, []store.Ask{l.Ask})[0] },
-		"Break":   func(ctx context.Context) error { return r.store.Break(ctx, store.Ask{Name: l.Name, ID: l.ID}) },
+		"Forget":  func(ctx context.Context) error { return r.store.Forget(ctx, []store.Claim{l.Claim})[0] },
+		"Break":   func(ctx context.Context) error { return r.store.Break(ctx, store.Claim{Name: l.Name, ID: l.ID}) },
 	}
 }
 
@@ -479,7 +479,7 @@ func TestRedissonNames(t *testing.T) {
 		"{}{b}":          {"{}{b}", false},
 		"redisson:queue": {"{redisson:queue}", true},
 	} {
-		a := store.Ask{Name: name, Limit: 1}
+		a := store.Claim{Name: name, Limit: 1}
 		got, err := one.Check(a)
 		require.NoError(t, err, name)
 		require.Equal(t, a, got)
@@ -493,7 +493,7 @@ func TestRedissonNames(t *testing.T) {
 			require.ErrorContains(t, err, "slots of a cluster")
 		}
 	}
-	_, err := one.Check(store.Ask{Limit: 1})
+	_, err := one.Check(store.Claim{Limit: 1})
 	require.Error(t, err)
 }
 
@@ -509,7 +509,7 @@ func TestRedissonNamesAtRandom(t *testing.T) {
 			b.WriteByte("{}{}ab"[rng.IntN(6)])
 		}
 		name := b.String()
-		if _, err := s.Check(store.Ask{Name: name, Limit: 1}); err != nil {
+		if _, err := s.Check(store.Claim{Name: name, Limit: 1}); err != nil {
 			bad++
 			continue
 		}
@@ -537,7 +537,7 @@ func TestRedissonCommandsMayRunAgain(t *testing.T) {
 		}
 		var tokens []int64
 		again("Try", func() error {
-			l, err := r.store.Try(t.Context(), r.ask("u:1"))
+			l, err := r.store.Try(t.Context(), r.claim("u:1"))
 			tokens = append(tokens, l.Token)
 			return err
 		})
@@ -548,10 +548,12 @@ func TestRedissonCommandsMayRunAgain(t *testing.T) {
 		again("Release", func() error { return r.release("u:1") })
 		require.Len(t, r.heard(), 1, "published once")
 		r.take("u:2")
-		again("Forget", func() error { return r.store.Forget(t.Context(), []store.Ask{r.ask("u:2")})[0] })
+		again("Forget", func() error { return r.store.Forget(t.Context(), []store.Claim{r.claim("u:2")})[0] })
 		require.Len(t, r.heard(), 1)
 		r.take("u:3")
-		again("Break", func() error { return r.store.Break(t.Context(), store.Ask{Name: redissonName, ID: redissonID("u:3")}) })
+		again("Break", func() error {
+			return r.store.Break(t.Context(), store.Claim{Name: redissonName, ID: redissonID("u:3")})
+		})
 		require.Len(t, r.heard(), 2, "for waiters, and for the client of the hold")
 	}
 }

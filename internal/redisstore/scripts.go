@@ -154,7 +154,7 @@ const (
 	statusQueued   int64 = 2
 	statusAgain    int64 = 3 // only dead waiters were in the queue so far
 	statusKind     int64 = 4 // the name is another kind of lock
-	statusCircle   int64 = 5 // another upgrade waits for the hold around the ask
+	statusCircle   int64 = 5 // another upgrade waits for the hold around the claim
 	statusDeclined int64 = 6 // the script of the user declines the lock
 	statusFailed   int64 = 7 // the script of the user has failed
 )
@@ -195,8 +195,8 @@ func parseAcquireReply(script *wire.Script, reply any) (r acquireReply, err erro
 
 // toLease returns the lease that the reply gives to a hold. An existing lease, found by the script,
 // counts from its end. A new lease counts from the first attempt, as a repeat sets a shorter lease.
-func (r acquireReply) toLease(a store.Ask, answer wire.Answer) store.Lease {
-	l := store.Lease{Ask: a, Sent: answer.First, Token: r.number, Unsure: answer.Unsure}
+func (r acquireReply) toLease(a store.Claim, answer wire.Answer) store.Lease {
+	l := store.Lease{Claim: a, Sent: answer.First, Token: r.number, Unsure: answer.Unsure}
 	if r.known {
 		kept := a.Kept(a.TTL)
 		l.Sent = answer.Sent.Add(min(max(r.remaining, 0), kept) - kept)

@@ -30,7 +30,7 @@ func TestForeignHash(t *testing.T) {
 			r.listen("b")
 			require.NoError(t, r.rdb.HSet(t.Context(), r.base, c.fields...).Err())
 			want := &store.Busy{Owner: store.ID(c.owner), TTL: -time.Millisecond}
-			_, err := r.store.Try(t.Context(), r.ask(newID("b"), minute))
+			_, err := r.store.Try(t.Context(), r.claim(newID("b"), minute))
 			require.Equal(t, want, err)
 			got, err := r.acquire(newID("b"), minute, newPlace)
 			require.NoError(t, err)
@@ -89,7 +89,7 @@ func TestLeaseOfAReply(t *testing.T) {
 	first := time.Now()
 	sent := first.Add(10 * time.Second)
 	answer := wire.Answer{First: first, Sent: sent}
-	a := store.Ask{TTL: minute}
+	a := store.Claim{TTL: minute}
 	for _, c := range []struct {
 		reply acquireReply
 		want  time.Time

@@ -37,14 +37,14 @@ func (r *rig) lent(id string) store.Lease {
 	return l
 }
 
-// loan is the ask of a loan of a hold.
-func (r *rig) loan(client, lender string) store.Ask {
-	a := r.ask(newID(client), minute)
+// loan is the claim of a loan of a hold.
+func (r *rig) loan(client, lender string) store.Claim {
+	a := r.claim(newID(client), minute)
 	a.Lender = store.ID(lender)
 	return a
 }
 
-func (r *rig) borrow(a store.Ask, t store.Ticket) store.Lease {
+func (r *rig) borrow(a store.Claim, t store.Ticket) store.Lease {
 	r.Helper()
 	l, err := r.store.Borrow(r.Context(), a, t)
 	require.NoError(r, err)
@@ -70,13 +70,13 @@ func (r *rig) ticketCommands(lender string, loan store.Lease) map[string]func(ct
 		"Borrow": func(ctx context.Context) error { _, err := s.Borrow(ctx, r.loan("b", lender), r.ticket()); return err },
 		"Follow": func(ctx context.Context) error { _, err := s.Follow(ctx, loan); return err },
 		"Accept": func(ctx context.Context) error {
-			_, _, err := s.Accept(ctx, r.ask(newID("b"), minute), l.ID, r.ticket(), true)
+			_, _, err := s.Accept(ctx, r.claim(newID("b"), minute), l.ID, r.ticket(), true)
 			return err
 		},
 		"Release":          func(ctx context.Context) error { return s.Release(ctx, l) },
-		"Forget":           func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{l.Ask})[0] },
+		"Forget":           func(ctx context.Context) error { return s.Forget(ctx, []store.Claim{l.Claim})[0] },
 		"return":           func(ctx context.Context) error { return s.Release(ctx, loan) },
-		"Forget of a loan": func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{loan.Ask})[0] },
+		"Forget of a loan": func(ctx context.Context) error { return s.Forget(ctx, []store.Claim{loan.Claim})[0] },
 	}
 }
 
@@ -173,7 +173,7 @@ func TestAccept(t *testing.T) {
 		r.borrow(r.loan("b", owner), r.ticket())
 		ps := subscribed(t, r.rdb.Subscribe(t.Context(), r.store.control("a")))
 		for range 2 {
-			_, wait, err := r.store.Accept(t.Context(), r.ask(id, minute), store.ID(owner), r.ticket(), true)
+			_, wait, err := r.store.Accept(t.Context(), r.claim(id, minute), store.ID(owner), r.ticket(), true)
 			require.NoError(t, err)
 			require.InDelta(t, minute, wait, float64(time.Second))
 			r.owner(id, 1)
@@ -214,7 +214,7 @@ func TestALoanKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
 			t.Run(what+suffix, func(t *testing.T) {
 				r := newRig(t)
 				id := r.enter("a")
-				loan := store.Lease{Ask: r.loan("b", id)}
+				loan := store.Lease{Claim: r.loan("b", id)}
 				require.NoError(t, r.rdb.Del(t.Context(), r.base+suffix).Err())
 				require.NoError(t, r.rdb.SAdd(t.Context(), r.base+suffix, "x").Err())
 				r.unchanged(func() {
@@ -248,9 +248,9 @@ func TestOutOfMemoryWithLoans(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, lent %t", what, lent), func(t *testing.T) {
 				r := newRigOn(t, server)
 				id := r.enter("a")
-				loan := store.Lease{Ask: r.loan("b", id)}
+				loan := store.Lease{Claim: r.loan("b", id)}
 				if lent {
-					loan = r.borrow(loan.Ask, r.ticket())
+					loan = r.borrow(loan.Claim, r.ticket())
 				}
 				before := r.dump()
 				full("1")
@@ -284,7 +284,7 @@ func TestAReplicaIsNotBelievedAboutLoans(t *testing.T) {
 	id := newID("a")
 	require.NoError(t, r.rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
 	t.Cleanup(func() { require.NoError(t, r.rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
-	for what, command := range r.ticketCommands(id, store.Lease{Ask: r.loan("b", id)}) {
+	for what, command := range r.ticketCommands(id, store.Lease{Claim: r.loan("b", id)}) {
 		t.Run(what, func(t *testing.T) {
 			requireReadOnly(t, command)
 		})
@@ -305,12 +305,12 @@ func TestTicketsNeedNoMoreThanThePrefix(t *testing.T) {
 func TestAnAcceptThatIsNotConfirmedFreesNothingEarly(t *testing.T) {
 	r := newRig(t)
 	owner := r.enter("a")
-	a := r.ask(newID("b"), minute)
+	a := r.claim(newID("b"), minute)
 	a.Acks = store.Acks{Replicas: 1, Timeout: 20 * time.Millisecond}
 	_, _, err := r.store.Accept(t.Context(), a, store.ID(owner), r.ticket(), true)
 	require.ErrorIs(t, err, store.ErrNotReplicated)
 	require.ErrorIs(t, err, store.ErrUnsure)
-	_, err = r.store.Try(t.Context(), r.ask(newID("c"), minute))
+	_, err = r.store.Try(t.Context(), r.claim(newID("c"), minute))
 	var busy *store.Busy
 	require.ErrorAs(t, err, &busy, "the client of the old hold counts on its lease")
 

@@ -181,13 +181,13 @@ func (s *sequence) step() {
 		s.call(c)
 	case p < 36 && s.owner != nil: // the end of a run that has served the wait of another hold
 		first := s.owner
-		s.ask(s.like(first))
+		s.claim(s.like(first))
 		c := s.serving(first)
 		s.sent = append(s.sent, c)
 		s.call(c)
 	case p < 40 && len(s.queue) > 0: // a run grows, and its client may die
 		last := s.queue[len(s.queue)-1]
-		s.ask(s.like(last))
+		s.claim(s.like(last))
 		if s.rng.IntN(4) == 0 {
 			s.check() // hears the messages before
 			s.listen(last.client, false)
@@ -281,8 +281,8 @@ func (s *sequence) like(h *modelHold) *modelHold {
 	return other
 }
 
-// ask has a hold ask for the lock.
-func (s *sequence) ask(h *modelHold) {
+// claim has a hold ask for the lock.
+func (s *sequence) claim(h *modelHold) {
 	c := s.acquiring(h)
 	s.sent = append(s.sent, c)
 	s.call(c)

@@ -105,16 +105,18 @@ func TestDeadWaiters(t *testing.T) {
 		for what, free := range map[string]func(r *rig, id string) error{
 			"Release": func(r *rig, id string) error { return r.store.Release(t.Context(), r.held(id, minute)) },
 			"Break": func(r *rig, id string) error {
-				return r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(id)})
+				return r.store.Break(t.Context(), store.Claim{Name: r.base, ID: store.ID(id)})
 			},
-			"Forget": func(r *rig, id string) error { return r.store.Forget(t.Context(), []store.Ask{r.ask(id, minute)})[0] },
+			"Forget": func(r *rig, id string) error {
+				return r.store.Forget(t.Context(), []store.Claim{r.claim(id, minute)})[0]
+			},
 			"Forget of a lost hold": func(r *rig, id string) error {
 				require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
-				return r.store.Forget(t.Context(), []store.Ask{r.ask(id, minute)})[0]
+				return r.store.Forget(t.Context(), []store.Claim{r.claim(id, minute)})[0]
 			},
 			"Try": func(r *rig, _ string) error {
 				require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
-				l, err := r.store.Try(t.Context(), r.ask(newID("b"), minute))
+				l, err := r.store.Try(t.Context(), r.claim(newID("b"), minute))
 				require.NoError(t, err)
 				return r.store.Release(t.Context(), l)
 			},

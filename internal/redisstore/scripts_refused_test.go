@@ -20,19 +20,19 @@ import (
 // commands are all calls of the store about a lock that id has, or is to have.
 func (r *rig) commands(id string) map[string]func(ctx context.Context) error {
 	s, l := r.store, r.held(id, minute)
-	other := r.ask(newID("b"), minute)
+	other := r.claim(newID("b"), minute)
 	return map[string]func(ctx context.Context) error{
 		"Try":     func(ctx context.Context) error { _, err := s.Try(ctx, other); return err },
-		"acquire": func(ctx context.Context) error { _, _, err := s.ask(ctx, other, newPlace, 1); return err },
+		"acquire": func(ctx context.Context) error { _, _, err := s.claim(ctx, other, newPlace, 1); return err },
 		"Enter":   func(ctx context.Context) error { _, err := s.Enter(ctx, l, 2); return err },
 		"Renew": func(ctx context.Context) error {
 			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 2}})[0]
 		},
 		"Release": func(ctx context.Context) error { return s.Release(ctx, l) },
-		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{l.Ask})[0] },
+		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Claim{l.Claim})[0] },
 		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
-		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, store.Ask{Name: r.base}); return err },
-		"Break":   func(ctx context.Context) error { return s.Break(ctx, store.Ask{Name: r.base, ID: l.ID}) },
+		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, store.Claim{Name: r.base}); return err },
+		"Break":   func(ctx context.Context) error { return s.Break(ctx, store.Claim{Name: r.base, ID: l.ID}) },
 	}
 }
 
@@ -114,7 +114,7 @@ func TestOutOfMemory(t *testing.T) {
 		r := newRigOn(t, server)
 		full(t, r.rdb, "1")
 		defer full(t, r.rdb, "0")
-		_, err := r.store.Try(t.Context(), r.ask(newID("a"), minute))
+		_, err := r.store.Try(t.Context(), r.claim(newID("a"), minute))
 		require.ErrorContains(t, err, "OOM")
 		r.free()
 	})
@@ -203,7 +203,7 @@ func TestAUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 	ps := r.listen("b")
 	for _, what := range []string{"Release", "Forget", "Break"} {
 		id := newID("a")
-		l, err := r.store.Try(t.Context(), r.ask(id, minute))
+		l, err := r.store.Try(t.Context(), r.claim(id, minute))
 		require.NoError(t, err)
 		require.EqualValues(t, id, l.ID)
 		commands := r.commands(id)
@@ -212,14 +212,14 @@ func TestAUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 		}
 		granted := message(t, ps)
 		r.owner(granted, 1)
-		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{r.ask(granted, minute)})[0])
+		require.NoError(t, r.store.Forget(t.Context(), []store.Claim{r.claim(granted, minute)})[0])
 		r.free()
 	}
 }
 
 func TestALeaseThatCannotBeSetLeavesNoLockWithoutEnd(t *testing.T) {
 	r := withUser(t, "&*", "~*", "+@all", "-pexpire")
-	_, err := r.store.Try(t.Context(), r.ask(newID("a"), minute))
+	_, err := r.store.Try(t.Context(), r.claim(newID("a"), minute))
 	require.ErrorContains(t, err, "can't run this command")
 	r.free()
 
@@ -257,7 +257,7 @@ func TestWithoutPublishNoCommandIsHalfDone(t *testing.T) {
 	ps, other := r.listen("b"), r.listen("c")
 	for _, what := range []string{"Release", "Forget", "Break"} {
 		writer := k.enters(k.writer("a"))
-		readers := []store.Ask{k.queues(k.reader("b")), k.queues(k.reader("c"))}
+		readers := []store.Claim{k.queues(k.reader("b")), k.queues(k.reader("c"))}
 		untold(k.commands(writer)[what](t.Context()))
 		k.has(readers...)
 		for _, reader := range readers {
@@ -268,7 +268,7 @@ func TestWithoutPublishNoCommandIsHalfDone(t *testing.T) {
 	require.NoError(t, other.Close())
 
 	// The next renewal finds what a message on a control channel would have told.
-	require.NoError(t, r.store.Break(t.Context(), r.ask(r.enter("a"), minute)))
+	require.NoError(t, r.store.Break(t.Context(), r.claim(r.enter("a"), minute)))
 	r.free()
 	lender := r.enter("a")
 	loan := r.borrow(r.loan("b", lender), r.ticket())
@@ -277,7 +277,7 @@ func TestWithoutPublishNoCommandIsHalfDone(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrRecalled)
 	r.leave(loan)
 	r.free()
-	moved := r.ask(newID("b"), minute)
+	moved := r.claim(newID("b"), minute)
 	_, _, err = r.store.Accept(t.Context(), moved, store.ID(r.enter("a")), r.ticket(), false)
 	require.NoError(t, err)
 	r.owner(string(moved.ID), 1)

@@ -33,7 +33,7 @@ func TestRenew(t *testing.T) {
 		renewals := []store.Renewal{
 			{Lease: r.held(newID("a"), minute), TTL: minute, Count: 1},
 			{Lease: r.held(id, minute), TTL: 2 * minute, Count: 2},
-			{Lease: store.Lease{Ask: store.Ask{Name: r.base + tokenSuffix, ID: "a:1:1"}}, TTL: minute, Count: 1},
+			{Lease: store.Lease{Claim: store.Claim{Name: r.base + tokenSuffix, ID: "a:1:1"}}, TTL: minute, Count: 1},
 		}
 		require.NoError(t, r.rdb.Set(t.Context(), r.base+tokenSuffix, "x", minute).Err())
 		errs := r.store.Renew(t.Context(), renewals)

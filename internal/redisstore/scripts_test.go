@@ -76,11 +76,13 @@ func newID(client string) string {
 	return fmt.Sprintf("%s:1:%d", client, lastID)
 }
 
-func (r *rig) ask(id string, ttl time.Duration) store.Ask {
-	return store.Ask{Name: r.base, ID: store.ID(id), TTL: ttl, Limit: 1}
+func (r *rig) claim(id string, ttl time.Duration) store.Claim {
+	return store.Claim{Name: r.base, ID: store.ID(id), TTL: ttl, Limit: 1}
 }
 
-func (r *rig) held(id string, ttl time.Duration) store.Lease { return store.Lease{Ask: r.ask(id, ttl)} }
+func (r *rig) held(id string, ttl time.Duration) store.Lease {
+	return store.Lease{Claim: r.claim(id, ttl)}
+}
 
 // script runs a script for one unit, and returns what it says of that.
 func (r *rig) script(s *wire.Script, keys []string, args ...any) (any, error) {
@@ -161,7 +163,7 @@ func (r *rig) token(id string) int64 {
 
 func (r *rig) look() store.State {
 	r.Helper()
-	state, err := r.store.Look(r.Context(), store.Ask{Name: r.base})
+	state, err := r.store.Look(r.Context(), store.Claim{Name: r.base})
 	require.NoError(r, err)
 	return state
 }

@@ -45,7 +45,7 @@ func (s *redisStore) Close() error {
 	return nil
 }
 
-func (s *redisStore) checkAsk(a store.Ask) error {
+func (s *redisStore) checkClaim(a store.Claim) error {
 	switch {
 	case a.Name == "":
 		return errors.New("the lock name is empty")
@@ -63,7 +63,7 @@ const boundTries = 3
 func attemptLimit(ttl time.Duration) time.Duration { return ttl / 3 }
 
 // takingLimit bounds an attempt to take a lock, with the time for confirmations of other servers.
-func takingLimit(a store.Ask) time.Duration { return attemptLimit(a.TTL) + a.Acks.Timeout }
+func takingLimit(a store.Claim) time.Duration { return attemptLimit(a.TTL) + a.Acks.Timeout }
 
 // unsureOf marks the error of a call that may have run, or may run yet.
 func unsureOf(a wire.Answer, err error) error {
@@ -201,7 +201,7 @@ func forgotten(errs []error) []error {
 	return errs
 }
 
-func (s *redisStore) look(ctx context.Context, a store.Ask, keys []string) (store.State, error) {
+func (s *redisStore) look(ctx context.Context, a store.Claim, keys []string) (store.State, error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
 		Script: s.scripts.mutex.state, Common: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries, Report: a.Report, Yields: true,
 	})
@@ -226,7 +226,7 @@ func (s *redisStore) look(ctx context.Context, a store.Ask, keys []string) (stor
 const undoLimit = 10 * time.Second
 
 // taken returns the end of an attempt to take a free lock.
-func (s *redisStore) taken(ctx context.Context, a store.Ask, r acquireReply, answer wire.Answer, err error) (store.Lease, error) {
+func (s *redisStore) taken(ctx context.Context, a store.Claim, r acquireReply, answer wire.Answer, err error) (store.Lease, error) {
 	if err == nil && r.status != statusOurs {
 		err = unsureOf(answer, r.busy())
 	}

@@ -113,7 +113,7 @@ type waiterCall struct {
 }
 
 // wait calls Wait, and returns when the waiter is queued.
-func (r *rig) wait(a store.Ask) *waiterCall {
+func (r *rig) wait(a store.Claim) *waiterCall {
 	r.Helper()
 	ctx, cancel := context.WithCancel(r.Context())
 	r.Cleanup(cancel)
@@ -157,14 +157,14 @@ func TestWaitBelievesAGrant(t *testing.T) {
 	r, faults := faulty(t)
 	owner := r.enter("a")
 	before := time.Now()
-	a := r.ask(newID("b"), minute)
+	a := r.claim(newID("b"), minute)
 	w := r.wait(a)
 	asked := time.Now()
 	require.Equal(t, 2, faults.Commands("EVALSHA"), "asked before and after it listened")
 	scripts := faults.Commands("EVALSHA")
 	require.EqualValues(t, 1, r.release(owner))
 	l := w.get()
-	require.Equal(t, a, l.Ask)
+	require.Equal(t, a, l.Claim)
 	require.Equal(t, store.WakeGrant, l.Woken)
 	require.False(t, l.Unsure)
 	require.WithinRange(t, l.Sent, before, asked, "it did not have the lock when it queued")
@@ -173,7 +173,7 @@ func TestWaitBelievesAGrant(t *testing.T) {
 
 	// The client still listens, so the next waiter queues with its first question.
 	scripts = faults.Commands("EVALSHA")
-	next := r.wait(r.ask(newID("b"), minute))
+	next := r.wait(r.claim(newID("b"), minute))
 	require.Equal(t, scripts+1, faults.Commands("EVALSHA"))
 	require.EqualValues(t, 1, r.release(string(a.ID)))
 	require.Equal(t, store.WakeGrant, next.get().Woken)
@@ -182,7 +182,7 @@ func TestWaitBelievesAGrant(t *testing.T) {
 func TestWaitConfirmsAGrantThatMayBeOlderThanItsPlace(t *testing.T) {
 	r, faults := faulty(t)
 	owner := r.enter("a")
-	a := r.ask(newID("b"), minute)
+	a := r.claim(newID("b"), minute)
 	w := r.wait(a)
 	faults.CutPubSub() // so the waiter asks again
 	w.isQueued()
@@ -204,21 +204,21 @@ func TestWaitEnds(t *testing.T) {
 	t.Run("with what is left", func(t *testing.T) {
 		r, _ := faulty(t)
 		owner := r.enter("a")
-		a := r.ask(newID("b"), minute)
+		a := r.claim(newID("b"), minute)
 		w := r.wait(a)
 		w.cancel()
 		<-w.done
 		require.ErrorIs(t, w.err, context.Canceled)
 		require.ErrorIs(t, w.err, store.ErrUnsure)
 		require.Equal(t, []string{string(a.ID)}, r.waiters())
-		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{a})[0])
+		require.NoError(t, r.store.Forget(t.Context(), []store.Claim{a})[0])
 		require.Empty(t, r.waiters())
 		r.owner(owner, 1)
 	})
 	t.Run("when it may not subscribe", func(t *testing.T) {
 		r := withUser(t, "~*", "+@all", "&nothing")
 		r.enter("a")
-		_, err := r.store.Wait(t.Context(), r.ask(newID("b"), minute), func(store.Progress) {})
+		_, err := r.store.Wait(t.Context(), r.claim(newID("b"), minute), func(store.Progress) {})
 		require.ErrorContains(t, err, "NOPERM")
 		require.NotErrorIs(t, err, store.ErrUnsure)
 		require.Empty(t, r.waiters())
@@ -226,7 +226,7 @@ func TestWaitEnds(t *testing.T) {
 	t.Run("with the store", func(t *testing.T) {
 		r, _ := faulty(t)
 		r.enter("a")
-		w := r.wait(r.ask(newID("b"), minute))
+		w := r.wait(r.claim(newID("b"), minute))
 		go func() { _ = r.store.Close() }()
 		select {
 		case <-w.done:
@@ -254,7 +254,7 @@ func TestRecheckAfter(t *testing.T) {
 		{time.Millisecond, 0, 9, 0, time.Millisecond},
 	} {
 		for range 100 {
-			d := recheckAfter(store.Ask{TTL: c.ttl}, acquireReply{remaining: c.remaining, position: c.position})
+			d := recheckAfter(store.Claim{TTL: c.ttl}, acquireReply{remaining: c.remaining, position: c.position})
 			require.True(t, c.from <= d && d <= c.to, "%+v: %s", c, d)
 		}
 	}
@@ -268,7 +268,7 @@ func TestRedissonRecheck(t *testing.T) {
 		{time.Hour, time.Hour, usualTTL},
 		{time.Second, -time.Millisecond, time.Second},
 	} {
-		d := redissonRecheck(store.Ask{TTL: c.ttl}, acquireReply{remaining: c.remaining})
+		d := redissonRecheck(store.Claim{TTL: c.ttl}, acquireReply{remaining: c.remaining})
 		require.True(t, c.want <= d && d <= c.want+6*time.Millisecond, "%+v: %s", c, d)
 	}
 }
@@ -279,7 +279,7 @@ func TestALostReplyOf(t *testing.T) {
 		r, faults := faulty(t)
 		before := time.Now()
 		faults.Once(redistest.Named("EVALSHA"), lose)
-		l, err := r.store.Try(t.Context(), r.ask(newID("a"), minute))
+		l, err := r.store.Try(t.Context(), r.claim(newID("a"), minute))
 		require.NoError(t, err)
 		require.True(t, l.Unsure)
 		after := time.Now()
@@ -291,7 +291,7 @@ func TestALostReplyOf(t *testing.T) {
 		r, faults := faulty(t)
 		r.enter("a")
 		faults.Once(redistest.Named("EVALSHA"), lose)
-		_, err := r.store.Try(t.Context(), r.ask(newID("b"), minute))
+		_, err := r.store.Try(t.Context(), r.claim(newID("b"), minute))
 		var busy *store.Busy
 		require.ErrorAs(t, err, &busy)
 		require.ErrorIs(t, err, store.ErrUnsure, "the first attempt may run yet")
@@ -299,9 +299,9 @@ func TestALostReplyOf(t *testing.T) {
 	t.Run("Wait", func(t *testing.T) {
 		r, faults := faulty(t)
 		owner := r.enter("a")
-		r.wait(r.ask(newID("b"), minute)) // the client listens
+		r.wait(r.claim(newID("b"), minute)) // the client listens
 		faults.Once(redistest.Named("EVALSHA"), lose)
-		w := r.wait(r.ask(newID("b"), minute))
+		w := r.wait(r.claim(newID("b"), minute))
 		require.Len(t, r.waiters(), 2)
 		for id := owner; len(r.waiters()) > 0; id = string(r.look().Owner) {
 			require.EqualValues(t, 1, r.release(id))
@@ -345,7 +345,7 @@ func TestADeafClientKeepsNoHold(t *testing.T) {
 	const ttl = 4 * time.Second
 	r, faults := faulty(t)
 	id := newID("deaf")
-	l, err := r.store.Try(t.Context(), r.ask(id, ttl))
+	l, err := r.store.Try(t.Context(), r.claim(id, ttl))
 	require.NoError(t, err)
 	_, err = r.store.Enter(t.Context(), l, 1) // the server knows the script
 	require.NoError(t, err)
@@ -379,7 +379,7 @@ func TestWatch(t *testing.T) {
 		require.NoError(t, r.rdb.Publish(t.Context(), r.store.control("web@1/x"), foreign).Err())
 	}
 	id := r.enter("web@1/x")
-	require.NoError(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(id)}))
+	require.NoError(t, r.store.Break(t.Context(), store.Claim{Name: r.base, ID: store.ID(id)}))
 	hears(id, "Break")
 	require.NoError(t, r.rdb.Publish(t.Context(), r.store.control("web@1/x"), "web@1/x:7").Err())
 	hears("", "a hold of Redisson's layout")
@@ -396,7 +396,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	redistest.NoGoroutineLeft(t)
 	r, faults := faulty(t)
 	r.enter("a")
-	w := r.wait(r.ask(newID("b"), minute))
+	w := r.wait(r.claim(newID("b"), minute))
 	r.store.Watch("b", func(store.ID) {})
 	w.cancel()
 	<-w.done
@@ -404,18 +404,18 @@ func TestCloseLeavesNothing(t *testing.T) {
 	require.NoError(t, r.store.Close())
 	_, pubsub := faults.Conns()
 	require.Zero(t, pubsub)
-	_, err := r.store.Look(t.Context(), store.Ask{Name: r.base})
+	_, err := r.store.Look(t.Context(), store.Claim{Name: r.base})
 	require.NoError(t, err, "commands still work")
 }
 
 func TestCheckServer(t *testing.T) {
-	open := func(t *testing.T, rdb redis.UniversalClient, l Layout) (store.Checker, store.Ask) {
+	open := func(t *testing.T, rdb redis.UniversalClient, l Layout) (store.Checker, store.Claim) {
 		t.Helper()
 		l.Prefix = prefix
 		s, err := New(rdb, Options{Layout: l, Scripts: scripts})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
-		a, err := s.Check(store.Ask{Name: "app:x", ID: "a:1:1", TTL: minute, Limit: 1})
+		a, err := s.Check(store.Claim{Name: "app:x", ID: "a:1:1", TTL: minute, Limit: 1})
 		require.NoError(t, err)
 		return s.(store.Checker), a
 	}
@@ -544,25 +544,25 @@ func (y yes) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, 
 	return y.Store.Enter(ctx, l, count)
 }
 
-func (y yes) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (y yes) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	if y.verb == "wait" {
-		return store.Lease{Ask: a, Sent: time.Now()}, nil
+		return store.Lease{Claim: a, Sent: time.Now()}, nil
 	}
 	return y.Store.Wait(ctx, a, progress)
 }
 
-func (y yes) Break(ctx context.Context, a store.Ask) error {
+func (y yes) Break(ctx context.Context, a store.Claim) error {
 	if y.verb == "end" {
 		return nil
 	}
 	return y.Store.Break(ctx, a)
 }
 
-func (y yes) Forget(ctx context.Context, asks []store.Ask) []error {
+func (y yes) Forget(ctx context.Context, claims []store.Claim) []error {
 	if y.verb == "end" {
-		return make([]error, len(asks))
+		return make([]error, len(claims))
 	}
-	return y.Store.Forget(ctx, asks)
+	return y.Store.Forget(ctx, claims)
 }
 
 func TestCheckServerLooksAtTheEffectOfEachVerb(t *testing.T) {
@@ -573,7 +573,7 @@ func TestCheckServerLooksAtTheEffectOfEachVerb(t *testing.T) {
 		"": "", "renew": "cannot renew a lock: a look", "wait": "cannot keep a second hold out: a look", "end": "cannot clean up: a look",
 	} {
 		m := mem.New()
-		a := newCheckAsk(store.Ask{Name: "x", Limit: 1})
+		a := newCheckClaim(store.Claim{Name: "x", Limit: 1})
 		err := s.(*nativeStore).checkServer(t.Context(), yes{m, verb}, a, nil, "")
 		if verb == "" {
 			require.NoError(t, err)
@@ -594,7 +594,7 @@ func TestRedissonWait(t *testing.T) {
 	start := func(r *redissonRig, field string) (got chan store.Lease, waits chan struct{}) {
 		got, waits = make(chan store.Lease, 1), make(chan struct{}, 100)
 		go func() {
-			l, err := r.store.Wait(r.Context(), r.ask(field), func(p store.Progress) {
+			l, err := r.store.Wait(r.Context(), r.claim(field), func(p store.Progress) {
 				if p.Queued {
 					waits <- struct{}{}
 				}
@@ -665,7 +665,7 @@ func TestRenewalsShareOneWait(t *testing.T) {
 	acks := store.Acks{Replicas: 1, Timeout: 20 * time.Millisecond}
 	var renewals []store.Renewal
 	hold := func(name string, kind store.Kind, acks store.Acks, ttl time.Duration) {
-		a, err := r.store.Check(store.Ask{Name: name, ID: store.ID(newID("b")), TTL: minute, Kind: kind, Limit: 1})
+		a, err := r.store.Check(store.Claim{Name: name, ID: store.ID(newID("b")), TTL: minute, Kind: kind, Limit: 1})
 		require.NoError(t, err)
 		l, err := r.store.Try(t.Context(), a)
 		require.NoError(t, err)
@@ -726,7 +726,7 @@ func TestARenewalWritesAlsoWhereTheLeaseIsLonger(t *testing.T) {
 		return ""
 	}
 	for kind, name := range map[store.Kind]string{store.Mutex: "m", store.ReadWrite: "w", store.Semaphore: "s"} {
-		a, err := r.store.Check(store.Ask{Name: name, ID: store.ID(newID("b")), TTL: time.Hour, Kind: kind, Limit: 1})
+		a, err := r.store.Check(store.Claim{Name: name, ID: store.ID(newID("b")), TTL: time.Hour, Kind: kind, Limit: 1})
 		require.NoError(t, err)
 		l, err := r.store.Try(t.Context(), a)
 		require.NoError(t, err)

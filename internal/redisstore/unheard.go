@@ -75,7 +75,7 @@ func (w *waited) has(id store.ID) bool {
 // the lock is free after a lease. A hold that has left may live on by its loans: then Redis keeps
 // the lock.
 func (s *nativeStore) unheard(channel, line string) {
-	a := askOf(line)
+	a := claimOf(line)
 	base, is := strings.CutSuffix(channel, ":"+cutLast(string(a.ID), 2))
 	if !is || a.Kind < 0 || s.waited.has(a.ID) {
 		return
@@ -84,17 +84,17 @@ func (s *nativeStore) unheard(channel, line string) {
 	s.group.GoOpen(func() {
 		ctx, cancel := context.WithTimeout(s.life, undoLimit)
 		defer cancel()
-		s.Forget(ctx, []store.Ask{a})
+		s.Forget(ctx, []store.Claim{a})
 	})
 }
 
-// askOf returns the ask that a line grants, without its name and its TTL: <hold>, or
+// claimOf returns the claim that a line grants, without its name and its TTL: <hold>, or
 // <hold>|<letter>.
-func askOf(line string) store.Ask {
+func claimOf(line string) store.Claim {
 	id, letter, isKind := strings.Cut(line, "|")
 	if !isKind {
-		return store.Ask{ID: store.ID(id), Kind: store.Mutex, Limit: 1}
+		return store.Claim{ID: store.ID(id), Kind: store.Mutex, Limit: 1}
 	}
 	kind, limit := ofLetter(letter)
-	return store.Ask{ID: store.ID(id), Kind: kind, Limit: limit}
+	return store.Claim{ID: store.ID(id), Kind: kind, Limit: limit}
 }

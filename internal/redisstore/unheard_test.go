@@ -22,7 +22,7 @@ func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
 	take := func() store.Lease { // after a wait
 		t.Helper()
 		owner := r.enter("a")
-		w := r.wait(r.ask(newID("b"), minute))
+		w := r.wait(r.claim(newID("b"), minute))
 		require.EqualValues(t, 1, r.release(owner))
 		l := w.get()
 		require.True(t, r.store.waited.has(l.ID))
@@ -38,7 +38,7 @@ func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
 			require.NoError(t, r.store.Release(t.Context(), l))
 		},
 		"a release of several": func() {
-			other := r.ask(newID("b"), minute)
+			other := r.claim(newID("b"), minute)
 			other.Name += "2"
 			free, err := r.store.Try(t.Context(), other)
 			require.NoError(t, err)
@@ -48,14 +48,14 @@ func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
 		},
 		"a wait that is given up": func() {
 			owner := r.enter("a")
-			w := r.wait(r.ask(newID("b"), minute))
+			w := r.wait(r.claim(newID("b"), minute))
 			w.cancel()
 			<-w.done
 			require.ErrorIs(t, w.err, store.ErrUnsure)
-			require.NoError(t, r.store.Forget(t.Context(), []store.Ask{r.ask(newID("c"), minute)})[0])
+			require.NoError(t, r.store.Forget(t.Context(), []store.Claim{r.claim(newID("c"), minute)})[0])
 			require.Len(t, r.store.waited.holds, 1)
 			for id := range r.store.waited.holds {
-				require.NoError(t, r.store.Forget(t.Context(), []store.Ask{r.ask(string(id), minute)})[0])
+				require.NoError(t, r.store.Forget(t.Context(), []store.Claim{r.claim(string(id), minute)})[0])
 			}
 			require.EqualValues(t, 1, r.release(owner))
 		},
@@ -64,7 +64,7 @@ func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
 			require.NoError(t, r.store.Release(t.Context(), l))
 			rdb := r.server.Client()
 			require.NoError(t, rdb.Set(t.Context(), r.base, "text", 0).Err())
-			_, err := r.store.Wait(t.Context(), r.ask(newID("b"), minute), func(store.Progress) {})
+			_, err := r.store.Wait(t.Context(), r.claim(newID("b"), minute), func(store.Progress) {})
 			require.ErrorContains(t, err, "WRONGTYPE")
 			require.NoError(t, rdb.Del(t.Context(), r.base).Err())
 		},
@@ -104,7 +104,7 @@ func TestAHoldOfAClosedClientIsForgottenAfterItsLease(t *testing.T) {
 func TestTheLeaseOfAHoldThatHasWaitedIsKnown(t *testing.T) {
 	r, _ := faulty(t)
 	owner, id := r.enter("a"), store.ID(newID("b"))
-	w := r.wait(r.ask(string(id), minute))
+	w := r.wait(r.claim(string(id), minute))
 	end := func() time.Time {
 		r.store.waited.mu.Lock()
 		defer r.store.waited.mu.Unlock()
@@ -138,7 +138,7 @@ func TestAGrantToAWaitThatIsPassedALeaseAtTheSameTimeIsGivenBack(t *testing.T) {
 		t.Run(fmt.Sprintf("read %t", isRead), func(t *testing.T) {
 			r, _ := faulty(t)
 			owner, id := r.enter("a"), store.ID(newID("b"))
-			topic := r.store.topic(r.ask(string(id), minute))
+			topic := r.store.topic(r.claim(string(id), minute))
 			listener, err := r.store.subs.Listen(t.Context(), topic, string(id))
 			require.NoError(t, err)
 			defer listener.Close()
@@ -159,16 +159,16 @@ func TestAGrantToAWaitThatIsPassedALeaseAtTheSameTimeIsGivenBack(t *testing.T) {
 
 func TestARunEndsBeforeAWaitThatAsksJustNow(t *testing.T) {
 	r, _ := faulty(t)
-	over, asks, sleeps := store.ID(newID("a")), store.ID(newID("a")), store.ID(newID("a"))
-	r.store.waited.begin(asks)
-	p := r.store.waited.sleep(r.ask(string(sleeps), minute))
+	over, claims, sleeps := store.ID(newID("a")), store.ID(newID("a")), store.ID(newID("a"))
+	r.store.waited.begin(claims)
+	p := r.store.waited.sleep(r.claim(string(sleeps), minute))
 	l := r.held(newID("a"), minute)
-	l.Run = &store.Run{Behind: []store.ID{over, asks, sleeps}}
+	l.Run = &store.Run{Behind: []store.ID{over, claims, sleeps}}
 	require.False(t, r.store.Pass(l), "the last wait would overtake the one before it")
 	require.False(t, r.store.waited.wake(p))
 	l.Run = &store.Run{Behind: []store.ID{over, sleeps}}
 	require.False(t, r.store.Pass(l), "it is awake")
-	p = r.store.waited.sleep(r.ask(string(sleeps), minute))
+	p = r.store.waited.sleep(r.claim(string(sleeps), minute))
 	require.True(t, r.store.Pass(l))
 	require.True(t, r.store.waited.wake(p))
 	require.Equal(t, l.ID, p.lease.ID)
@@ -184,7 +184,7 @@ func TestAWaitThatWasPassedALeaseReturnsItAlsoBehindTheEndOfItsContext(t *testin
 	queued, done := make(chan struct{}, 10), make(chan error)
 	var got store.Lease
 	go func() {
-		l, err := r.store.Wait(ctx, r.ask(id, minute), func(p store.Progress) {
+		l, err := r.store.Wait(ctx, r.claim(id, minute), func(p store.Progress) {
 			if p.Queued {
 				queued <- struct{}{}
 			}
@@ -215,7 +215,7 @@ func TestALeaseThatIsPassedOnBesideAGrantIsToBeConfirmed(t *testing.T) {
 	owner, id := r.enter("a"), newID("b")
 	queued, done := make(chan struct{}, 10), make(chan store.Lease)
 	go func() {
-		l, err := r.store.Wait(t.Context(), r.ask(id, minute), func(p store.Progress) {
+		l, err := r.store.Wait(t.Context(), r.claim(id, minute), func(p store.Progress) {
 			if p.Queued {
 				queued <- struct{}{}
 			}
@@ -233,7 +233,7 @@ func TestALeaseThatIsPassedOnBesideAGrantIsToBeConfirmed(t *testing.T) {
 	redistest.Eventually(t, limit, asleep, "the wait sleeps")
 	l := r.held(owner, minute)
 	l.Sent, l.Run = time.Now(), &store.Run{Behind: []store.ID{store.ID(id)}}
-	topic, mark := r.store.topic(r.ask(id, minute)), newID("b")
+	topic, mark := r.store.topic(r.claim(id, minute)), newID("b")
 	behind, err := r.store.subs.Listen(t.Context(), topic, mark)
 	require.NoError(t, err)
 	defer behind.Close()

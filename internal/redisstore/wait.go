@@ -21,7 +21,7 @@ import (
 type waiting struct {
 	progress func(store.Progress)
 
-	woken  store.Wake // the reason for the last ask
+	woken  store.Wake // the reason for the last claim
 	unsure bool       // a command may run yet
 	queued bool       // the waiter may have a place in the queue
 	tries  int        // that did not find the node of a channel
@@ -94,15 +94,15 @@ func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-c
 
 // Wait queues, and waits for the grant.
 //
-// Each ask with a place in the queue may be answered by a grant. A waiter that has asked more than
+// Each claim with a place in the queue may be answered by a grant. A waiter that has asked more than
 // once cannot tell to which ask a message belongs, and an older grant may be over. So the waiter
-// believes a grant after exactly one ask in one attempt. Otherwise the waiter asks, and the answer
+// believes a grant after exactly one claim in one attempt. Otherwise the waiter asks, and the answer
 // confirms the grant.
 //
 // A lost base key leaves a queue that nobody serves. The next call that asks for the lock serves
 // the queue, and so does Forget, when the client of the owner has found the loss. If no client
 // does, the first waiter asks when the lost lease should be over.
-func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
+func (s *nativeStore) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
 	w := waiting{progress: progress}
 	topic := s.topic(a)
 	listener := s.subs.Listening(topic, string(a.ID))
@@ -129,7 +129,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 			}
 			place = arrival
 		}
-		r, answer, err := s.ask(ctx, a, place, 0)
+		r, answer, err := s.claim(ctx, a, place, 0)
 		w.unsure = w.unsure || answer.Unsure
 		switch {
 		case err != nil:
@@ -167,7 +167,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 			w.woken = store.WakeGrant
 		}
 		if n.Message && placeAsks == 1 && !answer.Unsure && a.Acks == (store.Acks{}) {
-			return w.ours(store.Lease{Ask: a, Sent: answer.Sent, Run: s.waited.run(a, n.Payload)}), nil
+			return w.ours(store.Lease{Claim: a, Sent: answer.Sent, Run: s.waited.run(a, n.Payload)}), nil
 		}
 	}
 }
@@ -183,7 +183,7 @@ const (
 )
 
 // recheckAfter returns when a waiter asks again by itself: the owner's lease should be over.
-func recheckAfter(a store.Ask, r acquireReply) time.Duration {
+func recheckAfter(a store.Claim, r acquireReply) time.Duration {
 	d := min(r.remaining, max(a.TTL, longRecheck))
 	if d < 0 { // a foreign key without a lease
 		d = a.TTL

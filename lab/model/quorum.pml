@@ -3,7 +3,7 @@
  *
  * One lock, three members, a few clients. Each client takes one hold. The client asks all members
  * at once, is in with a majority, renews, draws tokens, gives the hold again to members that do not
- * have the hold, leaves, and takes back whatever its asks may have left.
+ * have the hold, leaves, and takes back whatever its claims may have left.
  *
  * A member is a store with one lock: relock.pml has a member in detail. So a command at one member
  * and its reply are one step here, and a member has no queue. A member that is down, or cannot be
@@ -28,7 +28,7 @@
 #endif
 
 /* Budgets: how often each accident or action may happen in one run, at any time. */
-#ifndef FAULTS                  /* replies to an ask, and acquires in flight, that are lost */
+#ifndef FAULTS                  /* replies to a claim, and acquires in flight, that are lost */
 #define FAULTS 0
 #endif
 #ifndef RESTARTS                /* members that come back without their data */
@@ -229,8 +229,8 @@ inline alone() {
 }
 
 /*
- * An ask. All asks are in flight from the beginning. A member that is not free keeps the ask
- * waiting; an ask that the client does not wait for any more is late. The members are alike, so they
+ * A claim. All claims are in flight from the beginning. A member that is not free keeps the ask
+ * waiting; a claim that the client does not wait for any more is late. The members are alike, so they
  * have their numbers from the order in which client 0 has their answers.
  */
 #define NEXT(m) (me != 0 || (m == 0 || given[me * MEMBERS + m - 1]))
@@ -251,7 +251,7 @@ inline ask_unheard(m) {
 		take(m) }
 }
 
-/* An ask, or a fill, that runs behind its call. Cleanup knows that its effect may come late. */
+/* A claim, or a fill, that runs behind its call. Cleanup knows that its effect may come late. */
 inline run_late(m) {
 	d_step { late[AT(m)] ->
 		late[AT(m)] = false;

@@ -30,7 +30,7 @@
 #ifndef CANCELS                 /* waits that the caller gives up */
 #define CANCELS 0
 #endif
-#ifndef FAULTS                  /* replies to an ask that are lost, so the client asks again */
+#ifndef FAULTS                  /* replies to a claim that are lost, so the client asks again */
 #define FAULTS 0
 #endif
 #ifndef CUTS                    /* connections of waiters that break, so that the server takes them for dead */
@@ -60,7 +60,7 @@
 #define ID_one_upgrade_waits    6       /* never two that wait for each other */
 #define ID_no_write_between     7       /* nobody writes between a hold and the hold inside of it */
 
-#define ID_queue_is_kept        8       /* NOT promised: fifo for an ask whose surrounding hold was lost */
+#define ID_queue_is_kept        8       /* NOT promised: fifo for a claim whose surrounding hold was lost */
 #define ID_refused_in_need      9       /* NOT promised: a refused ask would have been a deadlock */
 
 hidden byte exclusion, no_lost_wakeup, fifo, nothing_left, lease_is_ones_own, one_upgrade_waits;
@@ -254,7 +254,7 @@ inline end_leases() {
 	od
 }
 
-/* Ordinary asks go to the end. An ask inside another hold goes to the head. */
+/* Ordinary claims go to the end. A claim inside another hold goes to the head. */
 inline join(h_) {
 	if
 #ifndef BREAK_UPGRADE_AT_THE_END
@@ -320,7 +320,7 @@ inline release(h_) {
 	reply = YES
 }
 
-/* Takes back whatever an ask may have left: the lock, or a place in the queue. */
+/* Takes back whatever a claim may have left: the lock, or a place in the queue. */
 inline forget(h_) {
 	printf("client %d: forgets hold %d\n", CLIENT_OF(h_), h_);
 	end_leases();
@@ -355,7 +355,7 @@ inline forget(h_) {
 #define TIMER (holds_over > 0 || DEAD_HEAD)
 #endif
 
-/* An ask ends with the hold around it. */
+/* A claim ends with the hold around it. */
 #ifdef BREAK_ASK_OUTLIVES_ITS_HOLD
 #define LOST_AROUND(h) false
 #else

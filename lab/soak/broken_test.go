@@ -44,11 +44,11 @@ func (s setting) broken(way string) setting {
 
 type fromAnswer struct{ store.Store }
 
-func (b fromAnswer) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (b fromAnswer) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	return afterAnswer(b.Store.Try(ctx, a))
 }
 
-func (b fromAnswer) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (b fromAnswer) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return afterAnswer(b.Store.Wait(ctx, a, progress))
 }
 
@@ -68,11 +68,11 @@ func (b unasked) Renew(_ context.Context, renewals []store.Renewal) []error {
 
 type believer struct{ store.Store }
 
-func (b believer) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (b believer) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	l, err := b.Store.Try(ctx, a)
 	var busy *store.Busy
 	if errors.As(err, &busy) && rand.IntN(10) == 0 {
-		return store.Lease{Ask: a, Sent: time.Now(), Token: 1}, nil
+		return store.Lease{Claim: a, Sent: time.Now(), Token: 1}, nil
 	}
 	return l, err
 }
@@ -84,22 +84,22 @@ func (b sweeper) Release(ctx context.Context, l store.Lease) error {
 	if err != nil || rand.IntN(10) > 0 {
 		return err
 	}
-	state, lookErr := b.Look(ctx, l.Ask)
+	state, lookErr := b.Look(ctx, l.Claim)
 	if lookErr == nil && state.Owner != "" {
-		newer := l.Ask
+		newer := l.Claim
 		newer.ID, newer.Limit = state.Owner, state.Limit
-		_ = b.Forget(ctx, []store.Ask{newer})
+		_ = b.Forget(ctx, []store.Claim{newer})
 	}
 	return nil
 }
 
 type constant struct{ store.Store }
 
-func (b constant) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (b constant) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	return b.drawn(b.Store.Try(ctx, a))
 }
 
-func (b constant) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (b constant) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return b.drawn(b.Store.Wait(ctx, a, progress))
 }
 
@@ -126,7 +126,7 @@ func (b keeper) Release(ctx context.Context, l store.Lease) error {
 
 type sleeper struct{ store.Store }
 
-func (b sleeper) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (b sleeper) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	l, err := b.Store.Wait(ctx, a, progress)
 	if err == nil && l.Woken != store.WakeNone {
 		sleep(ctx, 3*l.TTL/4)
@@ -142,7 +142,7 @@ var piles = struct {
 	of map[string][]store.ID
 }{of: map[string][]store.ID{}}
 
-func (b pile) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (b pile) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	piles.Lock()
 	piles.of[a.Name] = append(piles.of[a.Name], a.ID)
 	piles.Unlock()
@@ -171,7 +171,7 @@ func (b pile) Wait(ctx context.Context, a store.Ask, progress func(store.Progres
 	}
 }
 
-func (b pile) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (b pile) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	state, err := b.Store.Look(ctx, a)
 	piles.Lock()
 	defer piles.Unlock()
@@ -187,7 +187,7 @@ func (b double) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 
 type refuser struct{ store.Store }
 
-func (b refuser) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (b refuser) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	if rand.IntN(4) == 0 {
 		return store.Lease{}, &store.Busy{}
 	}
@@ -196,7 +196,7 @@ func (b refuser) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 type stayer struct{ store.Store }
 
-func (b stayer) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (b stayer) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	type answer struct {
 		l   store.Lease
 		err error

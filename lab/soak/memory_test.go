@@ -140,8 +140,8 @@ func (a answer[T]) error() error {
 	return a.err
 }
 
-func (k *link) Try(ctx context.Context, ask store.Ask) (store.Lease, error) {
-	a := send(ctx, k, 3, func(ctx context.Context) (store.Lease, error) { return k.Store.Try(ctx, ask) })
+func (k *link) Try(ctx context.Context, claim store.Claim) (store.Lease, error) {
+	a := send(ctx, k, 3, func(ctx context.Context) (store.Lease, error) { return k.Store.Try(ctx, claim) })
 	a.value.Unsure = a.unsure
 	return a.value, a.error()
 }
@@ -164,8 +164,8 @@ func (k *link) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	return k.each(ctx, len(renewals), func(ctx context.Context) []error { return k.Store.Renew(ctx, renewals) })
 }
 
-func (k *link) Forget(ctx context.Context, asks []store.Ask) []error {
-	return k.each(ctx, len(asks), func(ctx context.Context) []error { return k.Store.Forget(ctx, asks) })
+func (k *link) Forget(ctx context.Context, claims []store.Claim) []error {
+	return k.each(ctx, len(claims), func(ctx context.Context) []error { return k.Store.Forget(ctx, claims) })
 }
 
 // each sends a command about many holds once.
@@ -189,14 +189,14 @@ func (k *link) Token(ctx context.Context, l store.Lease) (int64, error) {
 	return a.value, nil
 }
 
-func (k *link) Look(ctx context.Context, ask store.Ask) (store.State, error) {
-	a := send(ctx, k, 3, func(ctx context.Context) (store.State, error) { return k.Store.Look(ctx, ask) })
+func (k *link) Look(ctx context.Context, claim store.Claim) (store.State, error) {
+	a := send(ctx, k, 3, func(ctx context.Context) (store.State, error) { return k.Store.Look(ctx, claim) })
 	return a.value, a.err
 }
 
-func (k *link) Break(ctx context.Context, ask store.Ask) error {
+func (k *link) Break(ctx context.Context, claim store.Claim) error {
 	a := send(ctx, k, 3, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, k.Store.Break(ctx, ask)
+		return struct{}{}, k.Store.Break(ctx, claim)
 	})
 	if a.unsure && errors.Is(a.err, store.ErrGone) {
 		return nil
@@ -205,8 +205,8 @@ func (k *link) Break(ctx context.Context, ask store.Ask) error {
 }
 
 // TryAll is Try of several locks.
-func (k *link) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	a := send(ctx, k, 3, func(ctx context.Context) ([]store.Lease, error) { return k.Store.TryAll(ctx, asks) })
+func (k *link) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
+	a := send(ctx, k, 3, func(ctx context.Context) ([]store.Lease, error) { return k.Store.TryAll(ctx, claims) })
 	for i := range a.value {
 		a.value[i].Unsure = a.unsure
 	}
@@ -247,7 +247,7 @@ func (k *link) Watch(client string, doubt func(store.ID)) (stop func()) {
 
 // Wait asks, and hears of the grant late if its message is lost. A wait that is given up in bad
 // weather leaves its place in the queue for a while.
-func (k *link) Wait(ctx context.Context, ask store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (k *link) Wait(ctx context.Context, claim store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	up, down := k.way()
 	if !sleep(ctx, up) {
 		return store.Lease{}, ended(ctx)
@@ -256,7 +256,7 @@ func (k *link) Wait(ctx context.Context, ask store.Ask, progress func(store.Prog
 	said, got := make(chan store.Progress, 100), make(chan answer[store.Lease], 1)
 	go func() {
 		var a answer[store.Lease]
-		a.value, a.err = k.Store.Wait(waiting, ask, func(p store.Progress) {
+		a.value, a.err = k.Store.Wait(waiting, claim, func(p store.Progress) {
 			select {
 			case said <- p:
 			default:

@@ -220,17 +220,17 @@ func (l *link) Watch(client string, doubt func(store.ID)) (stop func()) {
 }
 
 // Try implements [store.Store].
-func (l *link) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (l *link) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	return through(l, "Try", a.Name, func() (store.Lease, error) { return l.Store.Try(ctx, a) })
 }
 
 // TryAll implements [store.Several].
-func (l *link) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	return through(l, "TryAll", asks[0].Name, func() ([]store.Lease, error) { return l.Store.TryAll(ctx, asks) })
+func (l *link) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
+	return through(l, "TryAll", claims[0].Name, func() ([]store.Lease, error) { return l.Store.TryAll(ctx, claims) })
 }
 
 // Wait implements [store.Store].
-func (l *link) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (l *link) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return through(l, "Wait", a.Name, func() (store.Lease, error) { return l.Store.Wait(ctx, a, progress) })
 }
 
@@ -263,7 +263,7 @@ func (l *link) Token(ctx context.Context, lease store.Lease) (int64, error) {
 }
 
 // Borrow implements [store.Lending].
-func (l *link) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
+func (l *link) Borrow(ctx context.Context, a store.Claim, t store.Ticket) (store.Lease, error) {
 	return through(l, "Borrow", a.Name, func() (store.Lease, error) { return l.Store.Borrow(ctx, a, t) })
 }
 
@@ -273,7 +273,7 @@ func (l *link) Follow(ctx context.Context, lease store.Lease) (time.Duration, er
 }
 
 // Accept implements [store.Lending].
-func (l *link) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (lease store.Lease, wait time.Duration, err error) {
+func (l *link) Accept(ctx context.Context, a store.Claim, old store.ID, t store.Ticket, unaware bool) (lease store.Lease, wait time.Duration, err error) {
 	lease, err = through(l, "Accept", a.Name, func() (lease store.Lease, err error) {
 		lease, wait, err = l.Store.Accept(ctx, a, old, t, unaware)
 		return lease, err

@@ -8,7 +8,7 @@
 --          2  busy, and queued
 --          3  only dead waiters or leases so far: call again
 --          4  {4, type}: the name is another kind of lock, or no lock
---          5  {5, rival, remaining}: another upgrade, the rival, waits for the hold around this ask
+--          5  {5, rival, remaining}: another upgrade, the rival, waits for the hold around this claim
 -- Idempotent because a hold that has the lock keeps its lease, and a waiter keeps its place.
 return each(#KEYS / 4, function(i)
   local publish, lock, a, arrival = ARGV[1], unit(i)

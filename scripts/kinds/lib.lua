@@ -11,13 +11,13 @@
 -- limit of a permit.
 --
 -- The rule: a hold may come in if, with it, there are no more holds than its own limit and than the
--- limit of each hold that is in. The hold around an ask does not count.
+-- limit of each hold that is in. The hold around a claim does not count.
 --
 -- KEYS     base, base:KIND, base:KIND:queue, base:token
 -- ARGV     publish command; hold, lease ms, mode, with ('': none), and an argument of the verb
 
--- Makes an ask of its parts.
-local function ask(hold, ttl, mode, with)
+-- Makes a claim of its parts.
+local function claim(hold, ttl, mode, with)
   local a = {hold = hold, ttl = tonumber(ttl), mode = mode, member = hold .. '|' .. mode}
   if with ~= '' then
     a.with = with .. (mode == 'w' and '|r' or '|w') -- the member of base
@@ -25,7 +25,7 @@ local function ask(hold, ttl, mode, with)
   return a
 end
 
--- Returns the place of an ask in the queue.
+-- Returns the place of a claim in the queue.
 local function placeOf(a)
   return string.format('%s|%.0f|%s|%s', a.hold, a.ttl, a.mode, string.match(a.with or '', '^[^|]*'))
 end
@@ -35,11 +35,11 @@ local function limit(mode)
   return tonumber(mode) or mode == 'w' and 1 or math.huge
 end
 
--- Returns the lock of unit i, the ask of its hold, and the argument of the verb.
+-- Returns the lock of unit i, the claim of its hold, and the argument of the verb.
 local function unit(i)
   local key, arg = 4 * (i - 1), 5 * (i - 1) + 1
   local lock = {base = KEYS[key + 1], limits = KEYS[key + 2], queue = KEYS[key + 3], token = KEYS[key + 4], unit = i}
-  return lock, ask(ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 4]), ARGV[arg + 5]
+  return lock, claim(ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 4]), ARGV[arg + 5]
 end
 
 -- Returns the time of the server in ms, and in microseconds. Units of one call keep their order.
@@ -84,9 +84,9 @@ local function outlive(key, ttl)
 end
 
 -- Lets holds in. A writer draws a token: readers with one token saw no writer in between.
-local function admit(lock, asks)
+local function admit(lock, claims)
   local ends, limited, longest = {}, {}, 0
-  for _, a in ipairs(asks) do
+  for _, a in ipairs(claims) do
     ends[#ends + 1] = clock(lock) + a.ttl
     ends[#ends + 1] = a.member
     longest = math.max(longest, a.ttl)
@@ -124,7 +124,7 @@ local function crowd(lock, out, other)
   return count, least
 end
 
--- Says whether the rule lets an ask in. A hold that leaves in this call does not count.
+-- Says whether the rule lets a claim in. A hold that leaves in this call does not count.
 local function fits(lock, a)
   local count, least = crowd(lock, lock.leaving, a.with)
   return count < math.min(least, limit(a.mode))
@@ -177,7 +177,7 @@ local function serve(lock, publish, caller)
         commands[client] = reach(publish, lock.base .. ':' .. client) or false
       end
       if client and (commands[client] or hold == caller) then
-        local a = ask(hold, ttl, mode, with)
+        local a = claim(hold, ttl, mode, with)
         local reader = mode == 'r' and not a.with
         blocked = reading and not reader or not reading and not fits(lock, a)
         if blocked then
@@ -219,7 +219,7 @@ local function typeOf(lock)
   return found == 'hash' and call('HEXISTS', lock.base, 'mode') == 1 and 'Redisson' or found
 end
 
--- Returns what a base is that is no lock of the kind of an ask, else nil. Where all leases are over
+-- Returns what a base is that is no lock of the kind of a claim, else nil. Where all leases are over
 -- the base is removed.
 local function foreign(lock, a)
   local found = typeOf(lock)

@@ -19,10 +19,10 @@ const checkLimit = 3 * time.Second
 // CheckServer implements [store.Checker]. CheckServer takes two holds through their lives in a lock
 // of its own, and reads where the store learns of broken holds. The error names the first step that
 // fails. An etcd that is too old for a client with a user is an error, too.
-func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
+func (s *Store) CheckServer(ctx context.Context, a store.Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
-	a = store.Ask{Name: a.Name + "-" + rand.Text(), TTL: a.TTL, Delay: a.Delay, Limit: 1}
+	a = store.Claim{Name: a.Name + "-" + rand.Text(), TTL: a.TTL, Delay: a.Delay, Limit: 1}
 	if err := probe.Live(ctx, s, a, s.dir(a)); err != nil {
 		return err
 	}

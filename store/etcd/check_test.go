@@ -17,7 +17,7 @@ import (
 func requireFault(t *testing.T, s *relocketcd.Store, step, cause string) {
 	t.Helper()
 	begun := time.Now()
-	err := s.CheckServer(t.Context(), ask("check", minute))
+	err := s.CheckServer(t.Context(), claim("check", minute))
 	t.Log(time.Since(begun), err)
 	require.ErrorContains(t, err, step)
 	require.ErrorContains(t, err, cause)
@@ -70,7 +70,7 @@ func TestCheckServerNamesAClusterWithoutALeader(t *testing.T) {
 	members := etcdtest.Start(t, 3)
 	s := newStore(t, connect(t, members[0]))
 	defer func() { require.NoError(t, s.Close()) }()
-	require.NoError(t, s.CheckServer(t.Context(), ask("check", minute)))
+	require.NoError(t, s.CheckServer(t.Context(), claim("check", minute)))
 	members[1].Kill()
 	members[2].Kill()
 	require.Eventually(t, func() bool {
@@ -80,7 +80,7 @@ func TestCheckServerNamesAClusterWithoutALeader(t *testing.T) {
 	requireFault(t, s, "take the lock relock/check-", "no leader")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err := s.Wait(ctx, ask("leaderless", minute), nothing)
+	_, err := s.Wait(ctx, claim("leaderless", minute), nothing)
 	require.ErrorContains(t, err, "no leader")
 }
 

@@ -37,11 +37,11 @@ func TestAWaitOutlastsErrorsThatPass(t *testing.T) {
 	} {
 		t.Run(rpctypes.ErrorDesc(refusal), func(t *testing.T) {
 			w.refuse("/Txn", refusal)
-			l, err := s.Wait(t.Context(), ask("passes", minute), nothing)
+			l, err := s.Wait(t.Context(), claim("passes", minute), nothing)
 			require.NoError(t, err)
 			require.NoError(t, s.Release(t.Context(), l))
 			w.refuse("/Txn", refusal)
-			if l, err = s.Try(t.Context(), ask("passes", minute)); err == nil { // the etcd client has sent the command again
+			if l, err = s.Try(t.Context(), claim("passes", minute)); err == nil { // the etcd client has sent the command again
 				require.NoError(t, s.Release(t.Context(), l))
 				return
 			}
@@ -61,7 +61,7 @@ func TestAWaitEndsWithAnErrorThatStays(t *testing.T) {
 	} {
 		t.Run(rpctypes.ErrorDesc(err), func(t *testing.T) {
 			w.refuse("/Txn", err)
-			_, waited := s.Wait(t.Context(), ask("stays", minute), nothing)
+			_, waited := s.Wait(t.Context(), claim("stays", minute), nothing)
 			require.ErrorContains(t, waited, rpctypes.ErrorDesc(err))
 			require.NotErrorIs(t, waited, store.ErrUnavailable)
 			require.NotErrorIs(t, waited, store.ErrUnsure)
@@ -80,7 +80,7 @@ func TestAClosedEtcdClientEndsCallsAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	waited, queued := make(chan error, 1), make(chan struct{})
 	go func() {
-		_, err := s.Wait(t.Context(), ask("closed-client", minute), func(store.Progress) { close(queued) })
+		_, err := s.Wait(t.Context(), claim("closed-client", minute), func(store.Progress) { close(queued) })
 		waited <- err
 	}()
 	<-queued
@@ -101,12 +101,12 @@ func TestAClosedEtcdClientEndsCallsAtOnce(t *testing.T) {
 func TestAWrongPasswordEndsCallsAtOnce(t *testing.T) {
 	m, root := startWithUsers(t)
 	s := newStore(t, new(wire).login(t, m, "orders"))
-	l, err := s.Try(t.Context(), ask("password", minute))
+	l, err := s.Try(t.Context(), claim("password", minute))
 	require.NoError(t, err)
 	_, err = root.UserChangePassword(t.Context(), "orders", "changed")
 	require.NoError(t, err)
-	_, waited := s.Wait(t.Context(), ask("password", minute), nothing)
-	_, tried := s.Try(t.Context(), ask("password", minute))
+	_, waited := s.Wait(t.Context(), claim("password", minute), nothing)
+	_, tried := s.Try(t.Context(), claim("password", minute))
 	for _, err := range []error{waited, tried, s.Release(t.Context(), l)} {
 		require.ErrorContains(t, err, "authentication failed")
 		require.NotErrorIs(t, err, store.ErrUnavailable)

@@ -33,9 +33,9 @@ const minute = time.Minute
 
 var lastID atomic.Int64
 
-func ask(name string, ttl time.Duration) store.Ask {
+func claim(name string, ttl time.Duration) store.Claim {
 	n := lastID.Add(1)
-	return store.Ask{Name: name, ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+	return store.Claim{Name: name, ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
 }
 
 func nothing(store.Progress) {}
@@ -207,7 +207,7 @@ func keys(t testing.TB, c *clientv3.Client, name string) (found []string) {
 }
 
 // wait calls Wait, and returns when the hold is queued.
-func wait(t testing.TB, s store.Store, a store.Ask) (lease <-chan store.Lease) {
+func wait(t testing.TB, s store.Store, a store.Claim) (lease <-chan store.Lease) {
 	t.Helper()
 	queued, leases := make(chan struct{}), make(chan store.Lease, 1)
 	once := sync.OnceFunc(func() { close(queued) })
@@ -242,7 +242,7 @@ func TestALostReplyLeavesOneHold(t *testing.T) {
 	c := w.client(t)
 	s := newStore(t, c)
 	for _, method := range []string{"/LeaseGrant", "/Txn"} {
-		a := ask("lost-reply", minute)
+		a := claim("lost-reply", minute)
 		w.loseReply(method)
 		l, err := s.Wait(t.Context(), a, nothing)
 		require.NoError(t, err)
@@ -257,7 +257,7 @@ func TestALostReplyLeavesOneHold(t *testing.T) {
 		require.NoError(t, s.Release(t.Context(), l))
 		require.Empty(t, keys(t, c, a.Name))
 	}
-	a := ask("lost-reply", minute)
+	a := claim("lost-reply", minute)
 	w.loseReply("/Txn")
 	_, err := s.Try(t.Context(), a)
 	require.ErrorIs(t, err, store.ErrUnsure)
@@ -274,17 +274,17 @@ func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
 	var w wire
 	c := w.client(t)
 	s, other := newStore(t, c), newStore(t, connect(t))
-	first := ask("sent-again", minute)
+	first := claim("sent-again", minute)
 	l, err := s.Try(t.Context(), first)
 	require.NoError(t, err)
-	next := wait(t, other, ask("sent-again", minute))
+	next := wait(t, other, claim("sent-again", minute))
 	w.loseReply("/Txn")
 	err = s.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)
 	second := within(t, 30*time.Second, next)
 	require.ErrorIs(t, s.Release(t.Context(), l), store.ErrGone)
-	require.NoError(t, s.Forget(t.Context(), []store.Ask{first})[0])
+	require.NoError(t, s.Forget(t.Context(), []store.Claim{first})[0])
 	state, err := s.Look(t.Context(), first)
 	require.NoError(t, err)
 	require.Equal(t, second.ID, state.Owner)
@@ -300,11 +300,11 @@ func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
 	m := concurrency.NewMutex(session, "relock/shared")
 
 	require.NoError(t, m.Lock(t.Context()))
-	_, err = s.Try(t.Context(), ask("shared", minute))
+	_, err = s.Try(t.Context(), claim("shared", minute))
 	var busy *store.Busy
 	require.ErrorAs(t, err, &busy)
 	require.Equal(t, store.ID(fmt.Sprintf("etcd:%x:0", session.Lease())), busy.Owner)
-	first := wait(t, s, ask("shared", minute))
+	first := wait(t, s, claim("shared", minute))
 	require.NoError(t, m.Unlock(t.Context()))
 	l := within(t, 30*time.Second, first)
 
@@ -312,15 +312,15 @@ func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
 	locked := make(chan error, 1)
 	go func() { locked <- m.Lock(t.Context()) }()
 	require.Eventually(t, func() bool { return len(keys(t, c, "shared")) == 2 }, 30*time.Second, time.Millisecond)
-	second := wait(t, s, ask("shared", minute)) // behind the mutex
+	second := wait(t, s, claim("shared", minute)) // behind the mutex
 	require.NoError(t, s.Release(t.Context(), l))
 	require.NoError(t, <-locked)
-	state, err := s.Look(t.Context(), ask("shared", minute))
+	state, err := s.Look(t.Context(), claim("shared", minute))
 	require.NoError(t, err)
 	require.Equal(t, busy.Owner, state.Owner)
 	require.Equal(t, 1, state.Waiters)
 
-	require.NoError(t, s.Break(t.Context(), store.Ask{Name: "shared", ID: busy.Owner, Limit: 1}))
+	require.NoError(t, s.Break(t.Context(), store.Claim{Name: "shared", ID: busy.Owner, Limit: 1}))
 	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, second)))
 	_, err = c.TimeToLive(t.Context(), session.Lease())
 	require.NoError(t, err, "the session of the other program goes on")
@@ -329,7 +329,7 @@ func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
 func TestACompactedWatchReadsAgain(t *testing.T) {
 	c := connect(t, etcdtest.Start(t, 1)...)
 	s := newStore(t, c)
-	l, err := s.Try(t.Context(), ask("compacted", minute))
+	l, err := s.Try(t.Context(), claim("compacted", minute))
 	require.NoError(t, err)
 	begun := time.Now()
 	release := sync.OnceFunc(func() { // between the read of the waiter and its watch
@@ -339,7 +339,7 @@ func TestACompactedWatchReadsAgain(t *testing.T) {
 		_, err = c.Compact(t.Context(), resp.Header.Revision)
 		require.NoError(t, err)
 	})
-	next, err := s.Wait(t.Context(), ask("compacted", minute), func(store.Progress) { release() })
+	next, err := s.Wait(t.Context(), claim("compacted", minute), func(store.Progress) { release() })
 	require.NoError(t, err)
 	require.Less(t, time.Since(begun), bound.Of(15*time.Second))
 	require.NoError(t, s.Release(t.Context(), next))
@@ -349,9 +349,9 @@ func TestASilentWatchHoldsUpAWaiterForAThirdOfItsLease(t *testing.T) {
 	var w wire
 	w.silent.Store(true)
 	s, other := newStore(t, w.client(t)), newStore(t, connect(t))
-	l, err := other.Try(t.Context(), ask("silent", minute))
+	l, err := other.Try(t.Context(), claim("silent", minute))
 	require.NoError(t, err)
-	next := wait(t, s, ask("silent", 12*time.Second))
+	next := wait(t, s, claim("silent", 12*time.Second))
 	require.NoError(t, other.Release(t.Context(), l))
 	got := within(t, 10*time.Second, next)
 	require.Equal(t, store.WakeRecheck, got.Woken)
@@ -364,11 +364,11 @@ func TestAHandOverCostsTheSameWithManyWaiting(t *testing.T) {
 		var w wire
 		s := newStore(t, w.client(t))
 		name := fmt.Sprintf("flat-%d", waiters)
-		l, err := s.Try(t.Context(), ask(name, minute))
+		l, err := s.Try(t.Context(), claim(name, minute))
 		require.NoError(t, err)
 		var line []<-chan store.Lease
 		for range waiters {
-			line = append(line, wait(t, s, ask(name, minute)))
+			line = append(line, wait(t, s, claim(name, minute)))
 		}
 		begun := w.commands.Load()
 		for _, next := range line[:4] {
@@ -404,7 +404,7 @@ func TestListLooksBeyondOnePage(t *testing.T) {
 		_, err := c.Put(t.Context(), other, "")
 		require.NoError(t, err)
 	}
-	found, err := s.List(t.Context(), store.Ask{})
+	found, err := s.List(t.Context(), store.Claim{})
 	require.NoError(t, err)
 	require.Len(t, found, locks)
 	require.Contains(t, found, "lock 1099")
@@ -440,10 +440,10 @@ func TestANamespaceSharesItsLocks(t *testing.T) {
 	plain, c := connect(t), connect(t)
 	c.KV, c.Watcher, c.Lease = namespace.NewKV(c.KV, "tenant/"), namespace.NewWatcher(c.Watcher, "tenant/"), namespace.NewLease(c.Lease, "tenant/")
 	inside, outside := newStoreAt(t, c, ""), newStoreAt(t, plain, "tenant/")
-	l, err := inside.Try(t.Context(), ask("named", minute))
+	l, err := inside.Try(t.Context(), claim("named", minute))
 	require.NoError(t, err)
-	next := wait(t, outside, ask("named", minute))
-	last := wait(t, inside, ask("named", minute))
+	next := wait(t, outside, claim("named", minute))
+	last := wait(t, inside, claim("named", minute))
 	require.NoError(t, inside.Release(t.Context(), l))
 	require.NoError(t, outside.Release(t.Context(), within(t, 30*time.Second, next)))
 	require.NoError(t, inside.Release(t.Context(), within(t, 30*time.Second, last)))
@@ -453,9 +453,9 @@ func TestHoldsAndWaitersOutlastARestartOfEtcd(t *testing.T) {
 	m := etcdtest.Start(t, 1)[0]
 	c := connect(t, m)
 	s := newStore(t, c)
-	l, err := s.Try(t.Context(), ask("restart", minute))
+	l, err := s.Try(t.Context(), claim("restart", minute))
 	require.NoError(t, err)
-	next, last := wait(t, s, ask("restart", minute)), wait(t, s, ask("restart", minute))
+	next, last := wait(t, s, claim("restart", minute)), wait(t, s, claim("restart", minute))
 	m.Kill()
 	errs := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})
 	require.ErrorIs(t, errs[0], store.ErrUnavailable)
@@ -493,7 +493,7 @@ func TestSectionsAndWaitersOutlastTheLeader(t *testing.T) {
 			lock := client.NewLock("leader")
 			section, err := lock.Lock(t.Context())
 			require.NoError(t, err)
-			next := wait(t, newStore(t, c), ask("leader", 20*time.Second))
+			next := wait(t, newStore(t, c), claim("leader", 20*time.Second))
 			if fault == "killed" {
 				first.Kill()
 			} else {
@@ -542,7 +542,7 @@ func TestKilledProcessesMakeWayInASectionAndInTheQueue(t *testing.T) {
 	waiter := redistest.Child(t, "etcd-lock", m.URL())
 	require.Equal(t, "queued", waiter.Line(10*time.Second))
 	s := newStore(t, connect(t, m))
-	next := wait(t, s, ask("crash", minute))
+	next := wait(t, s, claim("crash", minute))
 	waiter.Kill()
 	holder.Kill()
 	l := within(t, 30*time.Second, next)

@@ -47,16 +47,16 @@ func (st stay) id() store.ID {
 }
 
 // dir returns the beginning of all keys of a lock.
-func (s *Store) dir(a store.Ask) string { return s.prefix + a.Name + "/" }
+func (s *Store) dir(a store.Claim) string { return s.prefix + a.Name + "/" }
 
 // oldest reads the key that has the lock. The answer also counts all keys of the lock.
-func (s *Store) oldest(a store.Ask) clientv3.Op {
+func (s *Store) oldest(a store.Claim) clientv3.Op {
 	return clientv3.OpGet(s.dir(a), clientv3.WithFirstCreate()...)
 }
 
 // lastTwo reads the two youngest keys of the lock with a create revision of at most revision; 0 is
 // no bound.
-func (s *Store) lastTwo(a store.Ask, revision int64) clientv3.Op {
+func (s *Store) lastTwo(a store.Claim, revision int64) clientv3.Op {
 	return clientv3.OpGet(s.dir(a), clientv3.WithPrefix(), clientv3.WithMaxCreateRev(revision), clientv3.WithLimit(2),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 }
@@ -119,7 +119,7 @@ func (s *Store) read(ctx context.Context, renewals []store.Renewal) (stays []*st
 			if h, known := s.pool.hold(r.Lease.ID); known {
 				gets = append(gets, clientv3.OpGet(h.key))
 			} else {
-				gets = append(gets, clientv3.OpGet(s.dir(r.Lease.Ask), clientv3.WithPrefix()))
+				gets = append(gets, clientv3.OpGet(s.dir(r.Lease.Claim), clientv3.WithPrefix()))
 			}
 		}
 		resp, err := s.get(ctx, gets...)

@@ -16,7 +16,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-func requireOwner(t testing.TB, s store.Store, a store.Ask) {
+func requireOwner(t testing.TB, s store.Store, a store.Claim) {
 	t.Helper()
 	state, err := s.Look(t.Context(), a)
 	require.NoError(t, err)
@@ -37,19 +37,19 @@ func begins(t testing.TB, c *call) {
 func TestAForgetBesideAReleaseSparesTheNextHold(t *testing.T) {
 	var w wire
 	s := newStore(t, w.client(t))
-	first := ask("beside", minute)
+	first := claim("beside", minute)
 	l, err := s.Try(t.Context(), first)
 	require.NoError(t, err)
 	late := w.hold("/Txn", false)
 	forgotten := make(chan error, 1)
-	go func() { forgotten <- s.Forget(t.Context(), []store.Ask{first})[0] }()
+	go func() { forgotten <- s.Forget(t.Context(), []store.Claim{first})[0] }()
 	begins(t, late)
 	require.NoError(t, s.Release(t.Context(), l))
-	next, err := s.Try(t.Context(), ask("beside", minute))
+	next, err := s.Try(t.Context(), claim("beside", minute))
 	require.NoError(t, err)
 	close(late.goOn)
 	require.NoError(t, <-forgotten)
-	requireOwner(t, s, next.Ask)
+	requireOwner(t, s, next.Claim)
 	require.NoError(t, s.Release(t.Context(), next))
 	require.NoError(t, s.Close())
 }
@@ -60,13 +60,13 @@ func TestAForgottenCommandCannotComeLate(t *testing.T) {
 	var w wire
 	c := w.client(t)
 	s := newStore(t, c)
-	a := ask("late", minute)
+	a := claim("late", minute)
 	late := w.hold("/Txn", true)
 	_, err := s.Try(t.Context(), a)
 	require.ErrorIs(t, err, store.ErrUnsure)
 	w.refuse("/LeaseRevoke", rpctypes.ErrGRPCRequestTooManyRequests)
-	require.Error(t, s.Forget(t.Context(), []store.Ask{a})[0], "the command may come yet")
-	require.NoError(t, s.Forget(t.Context(), []store.Ask{a})[0])
+	require.Error(t, s.Forget(t.Context(), []store.Claim{a})[0], "the command may come yet")
+	require.NoError(t, s.Forget(t.Context(), []store.Claim{a})[0])
 	close(late.goOn)
 	<-late.done
 	require.Empty(t, keys(t, c, a.Name))
@@ -78,7 +78,7 @@ func TestATryThatIsRepeatedIsUnsure(t *testing.T) {
 	var w wire
 	c := w.client(t)
 	s := newStore(t, c)
-	a := ask("repeated", minute)
+	a := claim("repeated", minute)
 	late := w.hold("/Txn", true)
 	_, err := s.Try(t.Context(), a)
 	require.ErrorIs(t, err, store.ErrUnsure)
@@ -89,7 +89,7 @@ func TestATryThatIsRepeatedIsUnsure(t *testing.T) {
 	close(late.goOn)
 	<-late.done
 	requireOwner(t, s, a)
-	require.NoError(t, s.Forget(t.Context(), []store.Ask{a})[0])
+	require.NoError(t, s.Forget(t.Context(), []store.Claim{a})[0])
 	require.Empty(t, keys(t, c, a.Name))
 }
 
@@ -97,7 +97,7 @@ func TestATryThatIsRepeatedIsUnsure(t *testing.T) {
 func TestARenewalBesideALongerLeaseIsNoLoss(t *testing.T) {
 	var w wire
 	s := newStore(t, w.client(t))
-	l, err := s.Try(t.Context(), ask("longer", 5*time.Second))
+	l, err := s.Try(t.Context(), claim("longer", 5*time.Second))
 	require.NoError(t, err)
 	renewal := []store.Renewal{{Lease: l, TTL: 5 * time.Second, Count: 1}}
 	late := w.hold("/LeaseKeepAlive", false)
@@ -119,7 +119,7 @@ func TestAWaitOutlastsAMemberThatIsNotTheLeader(t *testing.T) {
 	var w wire
 	s := newStore(t, w.client(t))
 	w.refuse("/Txn", rpctypes.ErrGRPCNotLeader)
-	l, err := s.Wait(t.Context(), ask("not-leader", minute), nothing)
+	l, err := s.Wait(t.Context(), claim("not-leader", minute), nothing)
 	require.NoError(t, err)
 	require.NoError(t, s.Release(t.Context(), l))
 }
@@ -129,7 +129,7 @@ func TestAWaitOutlastsAMemberThatIsNotTheLeader(t *testing.T) {
 func TestALongerLeaseBesideAReleaseSparesTheNextHold(t *testing.T) {
 	var w wire
 	s := newStore(t, w.client(t))
-	l, err := s.Try(t.Context(), ask("longer-released", 5*time.Second))
+	l, err := s.Try(t.Context(), claim("longer-released", 5*time.Second))
 	require.NoError(t, err)
 	longer := l
 	longer.TTL = minute
@@ -141,11 +141,11 @@ func TestALongerLeaseBesideAReleaseSparesTheNextHold(t *testing.T) {
 	close(grant.goOn)
 	begins(t, answer)
 	require.NoError(t, s.Release(t.Context(), l))
-	next, err := s.Try(t.Context(), ask("longer-released", 5*time.Second))
+	next, err := s.Try(t.Context(), claim("longer-released", 5*time.Second))
 	require.NoError(t, err)
 	close(answer.goOn)
 	require.NoError(t, <-entered)
-	requireOwner(t, s, next.Ask)
+	requireOwner(t, s, next.Claim)
 	require.NoError(t, s.Release(t.Context(), next))
 }
 

@@ -125,9 +125,9 @@ func (p *pool) close() (left []lease) {
 	return left
 }
 
-// reserve returns the key and the etcd lease for an ask. If an earlier command has used them, reserve
-// renews the etcd lease, and again is true.
-func (s *Store) reserve(ctx context.Context, a store.Ask, age time.Duration) (h hold, again bool, err error) {
+// reserve returns the key and the etcd lease for a claim. If an earlier command has used them,
+// reserve renews the etcd lease, and again is true.
+func (s *Store) reserve(ctx context.Context, a store.Claim, age time.Duration) (h hold, again bool, err error) {
 	ttl := seconds(a.Kept(a.TTL))
 	if h, again = s.pool.hold(a.ID); again && h.lease.ttl >= ttl {
 		h.lease.sent = time.Now()

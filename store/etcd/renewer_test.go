@@ -30,7 +30,7 @@ func TestALateRenewalSparesTheNextHoldOfItsLease(t *testing.T) {
 	var w wire
 	c := w.client(t)
 	s := newStore(t, c)
-	first, err := s.Try(t.Context(), ask("late-renewal", minute))
+	first, err := s.Try(t.Context(), claim("late-renewal", minute))
 	require.NoError(t, err)
 	renewed := make(chan error, 1)
 	answer := w.holdAnswer(keepAlive)
@@ -41,10 +41,10 @@ func TestALateRenewalSparesTheNextHoldOfItsLease(t *testing.T) {
 	if err := <-renewed; err != nil {
 		t.Log("the renewal:", err) // the hold is gone
 	}
-	next, err := s.Try(t.Context(), ask("late-renewal", minute))
+	next, err := s.Try(t.Context(), claim("late-renewal", minute))
 	require.NoError(t, err)
-	require.NoError(t, s.Forget(t.Context(), []store.Ask{first.Ask})[0])
-	requireOwner(t, s, next.Ask)
+	require.NoError(t, s.Forget(t.Context(), []store.Claim{first.Claim})[0])
+	requireOwner(t, s, next.Claim)
 	require.NoError(t, s.Renew(t.Context(), renewal(next))[0], "the etcd lease is there")
 	require.NoError(t, s.Release(t.Context(), next))
 	require.NoError(t, s.Close())
@@ -54,7 +54,7 @@ func TestALateRenewalSparesTheNextHoldOfItsLease(t *testing.T) {
 func TestARenewalDoesNotWaitForItsRead(t *testing.T) {
 	var w wire
 	s := newStore(t, w.client(t))
-	l, err := s.Try(t.Context(), ask("beside-its-read", minute))
+	l, err := s.Try(t.Context(), claim("beside-its-read", minute))
 	require.NoError(t, err)
 	read, answer := w.holdReply("/Txn"), w.holdAnswer(keepAlive)
 	renewed := make(chan error, 1)
@@ -73,9 +73,9 @@ func TestALateAnswerIsNoAnswerToTheNextRenewal(t *testing.T) {
 	var w wire
 	c := w.client(t)
 	s := newStore(t, c)
-	first, err := s.Try(t.Context(), ask("first", minute))
+	first, err := s.Try(t.Context(), claim("first", minute))
 	require.NoError(t, err)
-	second, err := s.Try(t.Context(), ask("second", minute))
+	second, err := s.Try(t.Context(), claim("second", minute))
 	require.NoError(t, err)
 	resp, err := c.Get(t.Context(), keys(t, c, "first")[0])
 	require.NoError(t, err)
@@ -88,7 +88,7 @@ func TestALateAnswerIsNoAnswerToTheNextRenewal(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	tried := make(chan error, 1)
 	try := func(ctx context.Context) {
-		l, err := s.Try(ctx, ask("late-answer", minute))
+		l, err := s.Try(ctx, claim("late-answer", minute))
 		tried <- errors.Join(err, s.Release(t.Context(), l))
 	}
 	go try(ctx)
@@ -107,7 +107,7 @@ func TestALateAnswerIsNoAnswerToTheNextRenewal(t *testing.T) {
 func TestASilentStreamCostsNoLease(t *testing.T) {
 	var w wire
 	s := newStore(t, w.client(t))
-	l, err := s.Try(t.Context(), ask("silent-stream", minute))
+	l, err := s.Try(t.Context(), claim("silent-stream", minute))
 	require.NoError(t, err)
 	require.NoError(t, s.Renew(t.Context(), renewal(l))[0])
 	w.holdAnswer(keepAlive)
@@ -131,17 +131,17 @@ func TestASilentStreamCostsNoLease(t *testing.T) {
 func TestOtherRenewalsDoNotHoldUpThoseOfHolds(t *testing.T) {
 	var w wire
 	s := newStore(t, w.client(t))
-	l, err := s.Try(t.Context(), ask("held", minute))
+	l, err := s.Try(t.Context(), claim("held", minute))
 	require.NoError(t, err)
 	fastest := minute
 	for range 5 { // a busy machine may hold up one renewal
-		spare, err := s.Try(t.Context(), ask("other", minute))
+		spare, err := s.Try(t.Context(), claim("other", minute))
 		require.NoError(t, err)
 		require.NoError(t, s.Release(t.Context(), spare))
 		answer := w.holdAnswer(keepAlive)
 		tried := make(chan error, 1)
 		go func() {
-			l, err := s.Try(t.Context(), ask("other", minute))
+			l, err := s.Try(t.Context(), claim("other", minute))
 			tried <- errors.Join(err, s.Release(t.Context(), l))
 		}()
 		begins(t, answer)
@@ -161,7 +161,7 @@ func TestASlowLoginIsWaitedFor(t *testing.T) {
 	m, _ := startWithUsers(t)
 	var w wire
 	s := newStore(t, w.login(t, m, "orders"))
-	l, err := s.Try(t.Context(), ask("slow-login", minute))
+	l, err := s.Try(t.Context(), claim("slow-login", minute))
 	require.NoError(t, err)
 	logins := w.logins.Load()
 	login := w.holdReply("/Authenticate")
@@ -187,10 +187,10 @@ func TestNothingOfAStoreIsLeftAfterClose(t *testing.T) {
 	for _, what := range []string{"a call before Close", "a call after Close"} {
 		t.Run(what, func(t *testing.T) {
 			redistest.NoGoroutineLeft(t, "relock/etcd.")
-			l, err := s.Try(t.Context(), ask("closed", minute))
+			l, err := s.Try(t.Context(), claim("closed", minute))
 			require.NoError(t, err)
 			require.NoError(t, s.Renew(t.Context(), renewal(l))[0])
-			next := wait(t, s, ask("closed", minute))
+			next := wait(t, s, claim("closed", minute))
 			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, s.Release(t.Context(), within(t, 10*time.Second, next)))
 			if what == "a call before Close" {
@@ -237,7 +237,7 @@ func TestAnInterceptorThatPanicsEndsItsStreamOnly(t *testing.T) {
 			require.NoError(t, err)
 			defer c.Close()
 			s := newStore(t, c)
-			l, err := s.Try(t.Context(), ask("panic-"+method, minute))
+			l, err := s.Try(t.Context(), claim("panic-"+method, minute))
 			require.NoError(t, err)
 			redistest.Eventually(t, minute, func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

@@ -17,8 +17,8 @@
 // others wait in the order of their create revisions. The value names the hold, its count and the
 // length of its etcd lease. A key with another value belongs to another program.
 //
-// The process knows the key of each of its asks from the first command on, so a command that is
-// sent again finds its key. For an ask of another process the store reads all keys of the lock.
+// The process knows the key of each of its claims from the first command on, so a command that is
+// sent again finds its key. For a claim of another process the store reads all keys of the lock.
 // Each command that changes or deletes a key compares the create revision, so a command that runs
 // late touches no newer key of the same name.
 //
@@ -107,7 +107,7 @@ func New(client *clientv3.Client, prefix string) (*Store, error) {
 // Check accepts a mutex with a name without a slash: etcd's own locks of "a" would wait for the
 // lock of "a/b". Other kinds, and acknowledgements, are [errors.ErrUnsupported]: etcd has each
 // command on the disks of a majority before etcd answers.
-func (s *Store) Check(a store.Ask) (store.Ask, error) {
+func (s *Store) Check(a store.Claim) (store.Claim, error) {
 	switch {
 	case a.Name == "":
 		return a, errors.New("the lock name is empty")
@@ -122,7 +122,7 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 }
 
 // Try implements [store.Store].
-func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s *Store) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	if ctx.Err() != nil {
 		return store.Lease{}, lifetime.Ended(ctx)
 	}
@@ -141,7 +141,7 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	if resp.Succeeded {
 		h.revision = resp.Header.Revision
 		s.pool.set(a.ID, h)
-		return store.Lease{Ask: a, Sent: h.lease.sent, Token: h.revision, Unsure: again}, nil
+		return store.Lease{Claim: a, Sent: h.lease.sent, Token: h.revision, Unsure: again}, nil
 	}
 	owner := stayOf(resp.Responses[0].GetResponseRange().Kvs[0])
 	if owner.ID == a.ID {
@@ -155,8 +155,8 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 }
 
 // again returns the lease of a hold that has the lock already.
-func (s *Store) again(ctx context.Context, a store.Ask, st stay, revision int64) (store.Lease, error) {
-	l := store.Lease{Ask: a, Token: revision}
+func (s *Store) again(ctx context.Context, a store.Claim, st stay, revision int64) (store.Lease, error) {
+	l := store.Lease{Claim: a, Token: revision}
 	sent, errs := s.keep(ctx, []store.Renewal{{Lease: l, TTL: a.TTL, Count: st.Count}})
 	if errs[0] != nil {
 		return store.Lease{}, store.Unsure(errs[0])
@@ -198,7 +198,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 func (s *Store) Release(ctx context.Context, l store.Lease) error {
 	unsure := l.Unsure // a command with this etcd lease may be in flight
 	err := attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func() error {
-		_, err := s.remove(ctx, l.Ask)
+		_, err := s.remove(ctx, l.Claim)
 		unsure = unsure || errors.Is(err, store.ErrUnsure)
 		return err
 	})
@@ -216,11 +216,11 @@ func (s *Store) giveBack(ctx context.Context, id store.ID) {
 }
 
 // remove deletes the key of a hold, and no newer key of the same name.
-func (s *Store) remove(ctx context.Context, a store.Ask) (stay, error) {
+func (s *Store) remove(ctx context.Context, a store.Claim) (stay, error) {
 	h, known := s.pool.hold(a.ID)
 	st := stay{key: h.key, revision: h.revision, lease: h.lease.id}
 	if !known || h.revision == 0 {
-		stays, _, err := s.read(ctx, []store.Renewal{{Lease: store.Lease{Ask: a}}})
+		stays, _, err := s.read(ctx, []store.Renewal{{Lease: store.Lease{Claim: a}}})
 		switch {
 		case err != nil:
 			return stay{}, err
@@ -248,24 +248,24 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	return errs
 }
 
-// Forget implements [store.Store]. Forget revokes the etcd leases of the asks, so that a command of
+// Forget implements [store.Store]. Forget revokes the etcd leases of the claims, so that a command of
 // theirs that comes late has no effect.
-func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return attempts.Each(len(asks), parallel, func(i int) error {
+func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
+	return attempts.Each(len(claims), parallel, func(i int) error {
 		if ctx.Err() != nil {
 			return lifetime.Ended(ctx)
 		}
-		st, err := s.remove(ctx, asks[i])
+		st, err := s.remove(ctx, claims[i])
 		if err != nil && !errors.Is(err, store.ErrGone) {
 			return err
 		}
-		h, found := s.pool.drop(asks[i].ID)
+		h, found := s.pool.drop(claims[i].ID)
 		if err != nil && !found { // another call has given the etcd lease back
 			return nil
 		}
 		err = s.revoke(ctx, cmp.Or(st.lease, h.lease.id))
 		if err != nil && found {
-			s.pool.set(asks[i].ID, h)
+			s.pool.set(claims[i].ID, h)
 		}
 		return err
 	})
@@ -293,7 +293,7 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
 }
 
 // List implements [store.Listing], a thousand keys at a time.
-func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, error) {
+func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}
@@ -319,7 +319,7 @@ func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, e
 
 // Look implements [store.Store]. The owner of a key of another program is named after the end of
 // the key: "etcd:694d7b3f5c1e2a08:0". The token of a hold that has waited is larger than in State.
-func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
 	owner, keys, err := s.owner(ctx, a)
 	if err != nil || keys == 0 {
 		return state, err
@@ -335,7 +335,7 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err e
 }
 
 // owner returns the key that has the lock, and the number of keys.
-func (s *Store) owner(ctx context.Context, a store.Ask) (owner stay, keys int, err error) {
+func (s *Store) owner(ctx context.Context, a store.Claim) (owner stay, keys int, err error) {
 	if ctx.Err() != nil {
 		return owner, 0, lifetime.Ended(ctx)
 	}
@@ -352,7 +352,7 @@ func (s *Store) owner(ctx context.Context, a store.Ask) (owner stay, keys int, e
 
 // Break implements [store.Store]. Break tells the client of the hold, and leaves the etcd lease to
 // its end: other keys of another program may need the lease.
-func (s *Store) Break(ctx context.Context, a store.Ask) error {
+func (s *Store) Break(ctx context.Context, a store.Claim) error {
 	owner, _, err := s.owner(ctx, a)
 	switch {
 	case err != nil:

@@ -66,7 +66,7 @@ func TestAUserIsNotAuthenticatedAnew(t *testing.T) {
 			require.NoError(t, err)
 			_, err = lock.TryLock(t.Context())
 			require.ErrorIs(t, err, relock.ErrLocked)
-			next := wait(t, s, ask("flat", minute))
+			next := wait(t, s, claim("flat", minute))
 			require.NoError(t, lock.Unlock(section))
 			l := within(t, 10*time.Second, next)
 			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
@@ -87,9 +87,9 @@ func TestHoldsAndWaitersOutlastTheirAuthToken(t *testing.T) {
 	s := newStore(t, new(wire).login(t, m, "orders"))
 	ctx, cancel := context.WithTimeout(t.Context(), minute) // Authenticate repeats itself with a token that has expired
 	defer cancel()
-	l, err := s.Try(ctx, ask("token", minute))
+	l, err := s.Try(ctx, claim("token", minute))
 	require.NoError(t, err)
-	next := wait(t, s, ask("token", 3*time.Second))
+	next := wait(t, s, claim("token", 3*time.Second))
 	<-time.After(4 * time.Second)
 	l, err = s.Enter(ctx, l, 2)
 	require.NoError(t, err)
@@ -115,7 +115,7 @@ func isOld(t *testing.T, m *etcdtest.Server, root *clientv3.Client) bool {
 // requireChecked requires that a check passes, or names an old server.
 func requireChecked(t *testing.T, m *etcdtest.Server, root *clientv3.Client, s *relocketcd.Store) {
 	t.Helper()
-	err := s.CheckServer(t.Context(), ask("check", minute))
+	err := s.CheckServer(t.Context(), claim("check", minute))
 	if isOld(t, m, root) {
 		require.ErrorIs(t, err, rpctypes.ErrInvalidAuthToken)
 		require.ErrorContains(t, err, "update etcd to 3.4.28 or newer")
@@ -155,7 +155,7 @@ func TestAnIdleUserLocksAgainOrIsToldWhyNot(t *testing.T) {
 		require.ErrorContains(t, err, "lets no user in again whose token has expired")
 	}
 	again := newStore(t, new(wire).login(t, m, "orders"))
-	_, err = again.Try(t.Context(), ask("other", minute))
+	_, err = again.Try(t.Context(), claim("other", minute))
 	require.NoError(t, err, "a new etcd client gets in")
 }
 
@@ -163,8 +163,8 @@ func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
 	m, _ := startWithUsers(t)
 	c, ctx := new(wire).login(t, m, "orders"), t.Context()
 	forbidden := newStoreAt(t, c, "secret/")
-	_, try := forbidden.Try(ctx, ask("auth", minute))
-	_, waited := forbidden.Wait(ctx, ask("auth", minute), nothing)
+	_, try := forbidden.Try(ctx, claim("auth", minute))
+	_, waited := forbidden.Wait(ctx, claim("auth", minute), nothing)
 	for _, err := range []error{try, waited} {
 		require.ErrorContains(t, err, "permission denied")
 		require.NotErrorIs(t, err, store.ErrUnsure)

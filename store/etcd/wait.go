@@ -25,7 +25,7 @@ const (
 // waiting is one call of Wait. The key is in the queue if revision is not 0.
 type waiting struct {
 	*Store
-	ask store.Ask
+	claim store.Claim
 
 	hold
 	before   string // the key before this one; empty: the hold has the lock
@@ -36,15 +36,15 @@ type waiting struct {
 
 // Wait implements [store.Store]. A waiter renews its etcd lease every third of the lease, and then
 // reads its place too: a watch that is silent holds up the waiter no longer than that.
-func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	w := &waiting{Store: s, ask: a}
+func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
+	w := &waiting{Store: s, claim: a}
 	call := attempts.Call{Report: a.Report, Command: "acquire"}
 	for woken := store.WakeNone; ; woken = w.sleep(ctx) {
 		if err := attempts.Patiently(ctx, call, func() error { return w.look(ctx) }); err != nil {
 			return store.Lease{}, w.giveUp(ctx, err)
 		}
 		if w.before == "" {
-			return store.Lease{Ask: a, Sent: w.lease.sent, Token: w.seen, Woken: woken, Unsure: w.unsure}, nil
+			return store.Lease{Claim: a, Sent: w.lease.sent, Token: w.seen, Woken: woken, Unsure: w.unsure}, nil
 		}
 		if busy, err := w.refusal(ctx); err == nil && busy != nil {
 			progress(store.Progress{Busy: busy, Queued: true, Position: w.position})
@@ -59,7 +59,7 @@ func (w *waiting) giveUp(ctx context.Context, err error) error {
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackLimit)
 	defer cancel()
-	if w.Forget(bounded, []store.Ask{w.ask})[0] != nil {
+	if w.Forget(bounded, []store.Claim{w.claim})[0] != nil {
 		return store.Unsure(err)
 	}
 	return err
@@ -74,18 +74,18 @@ func (w *waiting) look(ctx context.Context) error {
 		switch err := w.renew(ctx, &w.others, []clientv3.LeaseID{w.lease.id})[0]; {
 		case err == nil:
 			w.lease.sent = sent
-			w.pool.set(w.ask.ID, w.hold)
+			w.pool.set(w.claim.ID, w.hold)
 		case !errors.Is(err, store.ErrGone):
 			return err
 		}
 	}
-	resp, err := w.get(ctx, w.lastTwo(w.ask, w.revision))
+	resp, err := w.get(ctx, w.lastTwo(w.claim, w.revision))
 	if err != nil {
 		return err
 	}
 	if !w.place(resp.Header.Revision, resp.Responses[0]) { // the etcd lease has ended
 		w.revision = 0
-		w.pool.drop(w.ask.ID)
+		w.pool.drop(w.claim.ID)
 		return w.join(ctx)
 	}
 	return nil
@@ -98,14 +98,14 @@ func (w *waiting) beat() time.Time {
 
 // join makes the key of the hold, unless an earlier command has made the key.
 func (w *waiting) join(ctx context.Context) error {
-	h, _, err := w.reserve(ctx, w.ask, w.ask.TTL/20)
+	h, _, err := w.reserve(ctx, w.claim, w.claim.TTL/20)
 	if err != nil {
 		return err
 	}
 	resp, err := w.change(ctx,
 		clientv3.Compare(clientv3.CreateRevision(h.key), "=", 0),
 		[]clientv3.Op{
-			put(h.key, record{ID: w.ask.ID, Count: 1, TTL: h.lease.ttl}, clientv3.WithLease(h.lease.id)), w.lastTwo(w.ask, 0),
+			put(h.key, record{ID: w.claim.ID, Count: 1, TTL: h.lease.ttl}, clientv3.WithLease(h.lease.id)), w.lastTwo(w.claim, 0),
 		},
 		[]clientv3.Op{clientv3.OpGet(h.key)},
 	)
@@ -120,7 +120,7 @@ func (w *waiting) join(ctx context.Context) error {
 		h.revision = resp.Responses[0].GetResponseRange().Kvs[0].CreateRevision
 	}
 	w.hold = h
-	w.pool.set(w.ask.ID, h)
+	w.pool.set(w.claim.ID, h)
 	if !resp.Succeeded {
 		return w.look(ctx)
 	}
@@ -145,8 +145,8 @@ func (w *waiting) place(revision int64, answer *pb.ResponseOp) bool {
 
 // refusal returns the refusal by the owner, or nil if no other hold has the lock just now.
 func (w *waiting) refusal(ctx context.Context) (*store.Busy, error) {
-	owner, _, err := w.owner(ctx, w.ask)
-	if err != nil || owner.key == "" || owner.ID == w.ask.ID {
+	owner, _, err := w.owner(ctx, w.claim)
+	if err != nil || owner.key == "" || owner.ID == w.claim.ID {
 		return nil, err
 	}
 	return w.busy(ctx, owner)

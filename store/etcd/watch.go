@@ -24,7 +24,7 @@ func (s *Store) wants() string { return s.prefix + "/wanted/" }
 
 // Want implements [store.Asking]: a key that is there for a moment, and at most until the etcd
 // lease of the hold ends.
-func (s *Store) Want(ctx context.Context, a store.Ask) error {
+func (s *Store) Want(ctx context.Context, a store.Claim) error {
 	owner, _, err := s.owner(ctx, a)
 	switch {
 	case err != nil:

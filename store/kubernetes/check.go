@@ -20,7 +20,7 @@ const checkLimit, cleanupLimit = 2 * time.Second, time.Second
 // CheckServer implements [store.Checker]. CheckServer watches a Lease of its own, and takes two
 // holds of the Lease through their lives, with each verb that locks need. The error names the first
 // step that fails.
-func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
+func (s *Store) CheckServer(ctx context.Context, a store.Claim) error {
 	a.Name = "relock-check-" + strings.ToLower(rand.Text())
 	err := s.live(ctx, a)
 	if err != nil {
@@ -32,7 +32,7 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	return err
 }
 
-func (s *Store) live(ctx context.Context, a store.Ask) error {
+func (s *Store) live(ctx context.Context, a store.Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	err := once(ctx, func(ctx context.Context) error {

@@ -28,35 +28,35 @@ const minute = time.Minute
 
 var lastID atomic.Int64
 
-func ask(name string, ttl time.Duration) store.Ask {
+func claim(name string, ttl time.Duration) store.Claim {
 	n := lastID.Add(1)
-	return store.Ask{Name: name, ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+	return store.Claim{Name: name, ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
 }
 
 func nothing(store.Progress) {}
 
 func requireOwner(t testing.TB, s store.Store, name string, id store.ID) {
 	t.Helper()
-	state, err := s.Look(t.Context(), store.Ask{Name: name})
+	state, err := s.Look(t.Context(), store.Claim{Name: name})
 	require.NoError(t, err)
 	require.Equal(t, id, state.Owner)
 }
 
 // take makes a hold.
-func take(t testing.TB, s store.Store, a store.Ask) store.Lease {
+func take(t testing.TB, s store.Store, a store.Claim) store.Lease {
 	t.Helper()
 	l, err := s.Try(t.Context(), a)
 	require.NoError(t, err)
 	return l
 }
 
-func forget(t testing.TB, s store.Store, a store.Ask) {
+func forget(t testing.TB, s store.Store, a store.Claim) {
 	t.Helper()
-	require.NoError(t, s.Forget(t.Context(), []store.Ask{a})[0])
+	require.NoError(t, s.Forget(t.Context(), []store.Claim{a})[0])
 }
 
 // wait calls Wait, and returns when the hold waits.
-func wait(t testing.TB, s store.Store, a store.Ask) <-chan store.Lease {
+func wait(t testing.TB, s store.Store, a store.Claim) <-chan store.Lease {
 	t.Helper()
 	waits, leases := make(chan struct{}), make(chan store.Lease, 1)
 	once := sync.OnceFunc(func() { close(waits) })
@@ -95,7 +95,7 @@ func TestALostReplyLeavesOneHold(t *testing.T) {
 	s := shared(t)
 	var w wire
 	st := s.store(&w)
-	a := ask("lost-reply", minute)
+	a := claim("lost-reply", minute)
 	w.loseReply(http.MethodPost)
 	l, err := st.Wait(t.Context(), a, nothing)
 	require.NoError(t, err)
@@ -109,7 +109,7 @@ func TestALostReplyLeavesOneHold(t *testing.T) {
 	require.Equal(t, l.Token, state.Token)
 	require.NoError(t, st.Release(t.Context(), l))
 
-	a = ask("lost-reply", minute)
+	a = claim("lost-reply", minute)
 	w.loseReply(http.MethodPost)
 	_, err = st.Try(t.Context(), a)
 	require.ErrorIs(t, err, store.ErrUnsure)
@@ -127,15 +127,15 @@ func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
 	s := shared(t)
 	var w wire
 	st, other := s.store(&w), s.store()
-	l := take(t, st, ask("sent-again", minute))
-	next := wait(t, other, ask("sent-again", minute))
+	l := take(t, st, claim("sent-again", minute))
+	next := wait(t, other, claim("sent-again", minute))
 	w.loseReply(http.MethodDelete)
 	err := st.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)
 	second := within(t, 30*time.Second, next)
 	require.ErrorIs(t, st.Release(t.Context(), l), store.ErrGone)
-	forget(t, st, l.Ask)
+	forget(t, st, l.Claim)
 	requireOwner(t, st, "sent-again", second.ID)
 	require.NoError(t, other.Release(t.Context(), second))
 }
@@ -144,7 +144,7 @@ func TestACreateThatComesLateIsForgottenAgain(t *testing.T) {
 	s := shared(t)
 	var w wire
 	st := s.store(&w)
-	a := ask("late-create", minute)
+	a := claim("late-create", minute)
 	late := w.delay(http.MethodPost)
 	_, err := st.Try(t.Context(), a)
 	require.ErrorIs(t, err, store.ErrUnsure)
@@ -154,10 +154,10 @@ func TestACreateThatComesLateIsForgottenAgain(t *testing.T) {
 	forget(t, st, a)
 
 	late = w.delay(http.MethodPost)
-	a = ask("late-create", minute)
+	a = claim("late-create", minute)
 	_, err = st.Try(t.Context(), a)
 	require.ErrorIs(t, err, store.ErrUnsure)
-	next := take(t, st, ask("late-create", minute))
+	next := take(t, st, claim("late-create", minute))
 	require.Equal(t, http.StatusConflict, late.deliver())
 	requireOwner(t, st, a.Name, next.ID)
 	require.NoError(t, st.Release(t.Context(), next))
@@ -169,7 +169,7 @@ func TestAnUpdateThatComesLateMakesNoLease(t *testing.T) {
 	s := shared(t)
 	var w wire
 	st := s.store(&w)
-	l := take(t, st, ask("late-update", minute))
+	l := take(t, st, claim("late-update", minute))
 	late := w.delay(http.MethodPut)
 	require.ErrorIs(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0], store.ErrUnsure)
 	require.NoError(t, st.Release(t.Context(), l))
@@ -186,11 +186,11 @@ func TestADeleteThatComesLateSparesTheNextHold(t *testing.T) {
 	s := shared(t)
 	var w wire
 	st := s.store(&w)
-	l := take(t, st, ask("late-delete", minute))
+	l := take(t, st, claim("late-delete", minute))
 	late := w.delay(http.MethodDelete)
-	require.ErrorIs(t, st.Forget(t.Context(), []store.Ask{l.Ask})[0], store.ErrUnsure)
-	forget(t, st, l.Ask)
-	next := take(t, st, ask("late-delete", minute))
+	require.ErrorIs(t, st.Forget(t.Context(), []store.Claim{l.Claim})[0], store.ErrUnsure)
+	forget(t, st, l.Claim)
+	next := take(t, st, claim("late-delete", minute))
 	require.Equal(t, http.StatusConflict, late.deliver())
 	requireOwner(t, st, l.Name, next.ID)
 	require.NoError(t, st.Release(t.Context(), next))
@@ -200,17 +200,17 @@ func TestOneOfTwoHoldsTakesOverAnExpiredLease(t *testing.T) {
 	s := shared(t)
 	var w wire
 	st, other := s.store(&w), s.store()
-	dead := take(t, s.store(), ask("takeover", 500*time.Millisecond))
+	dead := take(t, s.store(), claim("takeover", 500*time.Millisecond))
 	for _, st := range []store.Store{st, other} { // begin to count the lease
 		requireOwner(t, st, dead.Name, dead.ID)
 	}
 	<-time.After(600 * time.Millisecond)
 	requireOwner(t, st, dead.Name, "")
-	a := ask("takeover", minute)
+	a := claim("takeover", minute)
 	late := w.delay(http.MethodPut)
 	_, err := st.Try(t.Context(), a)
 	require.ErrorIs(t, err, store.ErrUnsure)
-	next := take(t, other, ask("takeover", minute))
+	next := take(t, other, claim("takeover", minute))
 	require.Greater(t, next.Token, dead.Token)
 	require.Equal(t, http.StatusConflict, late.deliver())
 	var busy *store.Busy
@@ -223,7 +223,7 @@ func TestOneOfTwoHoldsTakesOverAnExpiredLease(t *testing.T) {
 func TestAChangeByAnotherProgramIsNoLoss(t *testing.T) {
 	s := shared(t)
 	st, leases := s.store(), s.leases()
-	l := take(t, st, ask("touched", minute))
+	l := take(t, st, claim("touched", minute))
 	touch := func() {
 		lease, err := leases.Get(t.Context(), l.Name, meta.GetOptions{})
 		require.NoError(t, err)
@@ -233,7 +233,7 @@ func TestAChangeByAnotherProgramIsNoLoss(t *testing.T) {
 	}
 	touch()
 	require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 3}})[0])
-	state, err := st.Look(t.Context(), l.Ask)
+	state, err := st.Look(t.Context(), l.Claim)
 	require.NoError(t, err)
 	require.Equal(t, 3, state.Count)
 	touch()
@@ -252,10 +252,10 @@ func TestALeaseOfAnotherProgramExcludes(t *testing.T) {
 	require.NoError(t, err)
 	begun := time.Now()
 	var busy *store.Busy
-	_, err = st.Try(t.Context(), ask("foreign", minute))
+	_, err = st.Try(t.Context(), claim("foreign", minute))
 	require.ErrorAs(t, err, &busy)
 	require.Equal(t, store.ID("kubernetes:pod-1:0"), busy.Owner)
-	l := within(t, 30*time.Second, wait(t, st, ask("foreign", minute)))
+	l := within(t, 30*time.Second, wait(t, st, claim("foreign", minute)))
 	require.GreaterOrEqual(t, time.Since(begun), time.Second)
 	requireOwner(t, s.store(), "foreign", l.ID)
 
@@ -267,7 +267,7 @@ func TestALeaseOfAnotherProgramExcludes(t *testing.T) {
 	require.ErrorIs(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0], store.ErrGone)
 	require.ErrorIs(t, st.Release(t.Context(), l), store.ErrGone)
 	requireOwner(t, st, "foreign", busy.Owner)
-	require.NoError(t, st.Break(t.Context(), store.Ask{Name: "foreign", ID: busy.Owner, Limit: 1}))
+	require.NoError(t, st.Break(t.Context(), store.Claim{Name: "foreign", ID: busy.Owner, Limit: 1}))
 }
 
 func TestALeaseWithoutADurationIsNoLock(t *testing.T) {
@@ -276,7 +276,7 @@ func TestALeaseWithoutADurationIsNoLock(t *testing.T) {
 	lease := &api.Lease{ObjectMeta: meta.ObjectMeta{Name: "endless"}, Spec: api.LeaseSpec{HolderIdentity: &holder}}
 	_, err := s.leases().Create(t.Context(), lease, meta.CreateOptions{})
 	require.NoError(t, err)
-	_, err = s.store().Wait(t.Context(), ask("endless", minute), nothing)
+	_, err = s.store().Wait(t.Context(), claim("endless", minute), nothing)
 	require.ErrorIs(t, err, store.ErrKind)
 	s.lose("endless")
 }
@@ -284,7 +284,7 @@ func TestALeaseWithoutADurationIsNoLock(t *testing.T) {
 func TestATokenStaysTheSameThroughRenewals(t *testing.T) {
 	s := shared(t)
 	st := s.store()
-	l := take(t, st, ask("token", minute))
+	l := take(t, st, claim("token", minute))
 	for range 3 {
 		require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 	}
@@ -293,7 +293,7 @@ func TestATokenStaysTheSameThroughRenewals(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, l.Token, token)
 	}
-	again := take(t, s.store(), l.Ask)
+	again := take(t, s.store(), l.Claim)
 	require.Equal(t, l.Token, again.Token)
 	require.NoError(t, st.Release(t.Context(), l))
 }
@@ -302,7 +302,7 @@ func TestAPairIsTwoCommandsAndARenewalIsOne(t *testing.T) {
 	s := shared(t)
 	var w wire
 	st := s.store(&w)
-	l := take(t, st, ask("commands", minute))
+	l := take(t, st, claim("commands", minute))
 	require.EqualValues(t, 1, w.requests.Load())
 	require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 	require.EqualValues(t, 2, w.requests.Load())
@@ -315,8 +315,8 @@ func TestAWaiterWatchesAndSendsNothingWhileItWaits(t *testing.T) {
 	var w wire
 	st := s.store()
 	const ttl = 2 * time.Second
-	l := take(t, st, ask("quiet", ttl))
-	next := wait(t, s.store(&w), ask("quiet", minute))
+	l := take(t, st, claim("quiet", ttl))
+	next := wait(t, s.store(&w), claim("quiet", minute))
 	for range 6 { // longer than a lease
 		<-time.After(ttl / 5)
 		require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: ttl, Count: 1}})[0])
@@ -334,8 +334,8 @@ func TestASilentWatchEndsWithTheLease(t *testing.T) {
 	var w wire
 	w.silent.Store(true)
 	st := s.store()
-	l := take(t, st, ask("silent", 2*time.Second))
-	next := wait(t, s.store(&w), ask("silent", minute))
+	l := take(t, st, claim("silent", 2*time.Second))
+	next := wait(t, s.store(&w), claim("silent", minute))
 	begun := time.Now()
 	require.NoError(t, st.Release(t.Context(), l))
 	second := within(t, 30*time.Second, next)
@@ -349,12 +349,12 @@ func TestARefusalEndsAWaitAndAnErrorOfTheServerDoesNot(t *testing.T) {
 	var w wire
 	st := s.store(&w)
 	w.answer.Store(http.StatusForbidden)
-	_, err := st.Wait(t.Context(), ask("refused", minute), nothing)
+	_, err := st.Wait(t.Context(), claim("refused", minute), nothing)
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
 	require.NotErrorIs(t, err, store.ErrUnsure)
 	for _, code := range []int64{http.StatusInternalServerError, http.StatusTooManyRequests} {
 		w.answer.Store(code)
-		l, err := st.Wait(t.Context(), ask("refused", minute), nothing)
+		l, err := st.Wait(t.Context(), claim("refused", minute), nothing)
 		require.NoError(t, err)
 		require.True(t, l.Unsure)
 		require.NoError(t, st.Release(t.Context(), l))
@@ -382,7 +382,7 @@ func TestAnErrorThatMayPassEndsNoWait(t *testing.T) {
 			name := strings.NewReplacer(" ", "-", ":", "").Replace(strings.ToLower(says))
 			var w wire
 			st, other := s.store(&w), s.store()
-			hold, busy := take(t, st, ask("hold-"+name, minute)), take(t, other, ask(name, minute))
+			hold, busy := take(t, st, claim("hold-"+name, minute)), take(t, other, claim(name, minute))
 			w.refuse.Store(&f)
 			if f.verb == "" {
 				err := st.Renew(t.Context(), []store.Renewal{{Lease: hold, TTL: minute, Count: 1}})[0]
@@ -390,13 +390,13 @@ func TestAnErrorThatMayPassEndsNoWait(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, err := st.Wait(ctx, ask(name, minute), nothing)
+			_, err := st.Wait(ctx, claim(name, minute), nothing)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorIs(t, err, store.ErrUnavailable)
 			require.ErrorContains(t, err, says, "the last word of the API server")
 			w.refuse.Store(nil)
 			require.NoError(t, st.Release(t.Context(), hold))
-			next := wait(t, st, ask(name, minute))
+			next := wait(t, st, claim(name, minute))
 			require.NoError(t, other.Release(t.Context(), busy))
 			require.NoError(t, st.Release(t.Context(), within(t, minute, next)))
 		})
@@ -414,7 +414,7 @@ func TestARefusalThatStaysEndsAWait(t *testing.T) {
 			var w wire
 			st := s.store(&w)
 			w.refuse.Store(&f)
-			_, err := st.Wait(t.Context(), ask("staying", minute), nothing)
+			_, err := st.Wait(t.Context(), claim("staying", minute), nothing)
 			require.ErrorContains(t, err, f.body)
 			require.NotErrorIs(t, err, store.ErrUnavailable)
 		})
@@ -436,7 +436,7 @@ func TestCheckServerNamesTheVerbThatFails(t *testing.T) {
 				st := s.store(&w)
 				w.refuse.Store(&refusal{verb, code, "no rights"})
 				begun := time.Now()
-				err := st.CheckServer(t.Context(), ask("checked", minute))
+				err := st.CheckServer(t.Context(), claim("checked", minute))
 				require.ErrorContains(t, err, step)
 				require.ErrorContains(t, err, "no rights")
 				require.NotContains(t, err.Error(), "\n")
@@ -448,7 +448,7 @@ func TestCheckServerNamesTheVerbThatFails(t *testing.T) {
 			})
 		}
 	}
-	require.NoError(t, s.store().CheckServer(t.Context(), ask("checked", minute)))
+	require.NoError(t, s.store().CheckServer(t.Context(), claim("checked", minute)))
 }
 
 // TestACrowdOfTriesCostsNoHold has a client whose requests client-go limits, as the limit serves
@@ -463,7 +463,7 @@ func TestACrowdOfTriesCostsNoHold(t *testing.T) {
 	client, err := relock.Open(st, relock.WithTTL(6*time.Second))
 	require.NoError(t, err)
 	other := s.store()
-	busy := take(t, other, ask("crowded", minute))
+	busy := take(t, other, claim("crowded", minute))
 	lock := client.NewLock("calm")
 	section, err := lock.Lock(t.Context())
 	require.NoError(t, err)
@@ -486,17 +486,17 @@ func TestACrowdOfTriesCostsNoHold(t *testing.T) {
 func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {
 	s := shared(t)
 	st, other, leases := s.store(), s.store(), s.leases()
-	dead := take(t, st, ask("told", 500*time.Millisecond))
+	dead := take(t, st, claim("told", 500*time.Millisecond))
 	doubts := make(chan store.ID, 10)
 	client, _, _ := strings.Cut(string(dead.ID), ":")
 	stop := st.Watch(client, func(id store.ID) { doubts <- id })
 	defer stop()
 	require.Empty(t, <-doubts, "the watch begins")
-	l := within(t, 30*time.Second, wait(t, other, ask("told", minute)))
+	l := within(t, 30*time.Second, wait(t, other, claim("told", minute)))
 	require.Equal(t, dead.ID, <-doubts)
 	require.NoError(t, other.Release(t.Context(), l))
 
-	a := ask("told", minute)
+	a := claim("told", minute)
 	a.ID = dead.ID + "1" // of the same client
 	l = take(t, st, a)
 	lease, err := leases.Get(t.Context(), a.Name, meta.GetOptions{})
@@ -513,8 +513,8 @@ func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {
 func TestHoldsAndWaitersOutlastARestart(t *testing.T) {
 	s := start(t)
 	st, other := s.store(), s.store()
-	l := take(t, st, ask("restart", minute))
-	next := wait(t, other, ask("restart", minute))
+	l := take(t, st, claim("restart", minute))
+	next := wait(t, other, claim("restart", minute))
 	s.kill()
 	s.run()
 	require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
@@ -528,7 +528,7 @@ func TestHoldsAndWaitersOutlastARestart(t *testing.T) {
 // TestAHoldThatHasExpiredLeavesNoLease renews too late.
 func TestAHoldThatHasExpiredLeavesNoLease(t *testing.T) {
 	st := shared(t).store()
-	l := take(t, st, ask("expired", 100*time.Millisecond))
+	l := take(t, st, claim("expired", 100*time.Millisecond))
 	<-time.After(200 * time.Millisecond)
 	require.ErrorIs(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0], store.ErrGone)
 }

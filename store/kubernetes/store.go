@@ -23,7 +23,7 @@ import (
 // meanwhile.
 const changes = 5
 
-// patient is how many asks and cleanups of a Store are in flight. Each has one command in flight.
+// patient is how many claims and cleanups of a Store are in flight. Each has one command in flight.
 // So the limit of client-go, which serves commands in the order in which they come, has few of them
 // before a renewal or a release.
 const patient = 4
@@ -32,7 +32,7 @@ const patient = 4
 // The zero Store is of no use, see [New].
 type Store struct {
 	leases coordination.LeaseInterface
-	turns  chan struct{} // one for each ask and cleanup in flight
+	turns  chan struct{} // one for each claim and cleanup in flight
 
 	mu    sync.Mutex
 	views map[string]*view // the last version of each Lease that the process has read
@@ -55,7 +55,7 @@ func New(leases coordination.LeaseInterface) (*Store, error) {
 	return &Store{leases: leases, turns: make(chan struct{}, patient), views: make(map[string]*view)}, nil
 }
 
-// turn waits until an ask or a cleanup may send commands, until done.
+// turn waits until a claim or a cleanup may send commands, until done.
 func (s *Store) turn(ctx context.Context) (done func(), err error) {
 	select {
 	case s.turns <- struct{}{}:
@@ -72,7 +72,7 @@ func (s *Store) Races() bool { return true }
 // and each part between dots begins and ends with a letter or digit. Other kinds, and
 // acknowledgements, are [errors.ErrUnsupported]: a majority of etcd has each write on disk before
 // the API server answers.
-func (s *Store) Check(a store.Ask) (store.Ask, error) {
+func (s *Store) Check(a store.Claim) (store.Claim, error) {
 	switch {
 	case len(validation.IsDNS1123Subdomain(a.Name)) > 0:
 		return a, fmt.Errorf("the lock name %q is no name of an object: %s", a.Name,
@@ -86,7 +86,7 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 }
 
 // Try implements [store.Store].
-func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s *Store) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	if ctx.Err() != nil {
 		return store.Lease{}, lifetime.Ended(ctx)
 	}
@@ -96,13 +96,13 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 // take gives the lock to a hold. If another hold has the lock, take returns that view and a
 // refusal.
-func (s *Store) take(ctx context.Context, a store.Ask) (l store.Lease, v *view, err error) {
+func (s *Store) take(ctx context.Context, a store.Claim) (l store.Lease, v *view, err error) {
 	done, err := s.turn(ctx)
 	if err != nil {
 		return store.Lease{}, nil, err
 	}
 	defer done()
-	l = store.Lease{Ask: a}
+	l = store.Lease{Claim: a}
 	next := record{ID: a.ID, TTL: lifetime.Millis(a.Kept(a.TTL)), Count: 1}
 	for range changes {
 		l.Sent, l.Unsure = time.Now(), false
@@ -157,7 +157,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 // keep sets the count of a hold, and makes its lease last for the TTL of the renewal from sent on.
 // keep makes one attempt. A hold whose lease is over is gone, and keep deletes its Lease.
 func (s *Store) keep(ctx context.Context, r store.Renewal) (sent time.Time, err error) {
-	err = s.change(ctx, r.Lease.Ask, func(v *view) error {
+	err = s.change(ctx, r.Lease.Claim, func(v *view) error {
 		if !v.held() {
 			return cmp.Or(s.remove(ctx, v), store.ErrGone)
 		}
@@ -172,7 +172,7 @@ func (s *Store) keep(ctx context.Context, r store.Renewal) (sent time.Time, err 
 
 // change runs a command on the Lease of a hold, and again if the Lease has changed meanwhile. The
 // first command is on the version that the process knows, if the hold has the lock there.
-func (s *Store) change(ctx context.Context, a store.Ask, command func(*view) error) (err error) {
+func (s *Store) change(ctx context.Context, a store.Claim, command func(*view) error) (err error) {
 	if ctx.Err() != nil {
 		return lifetime.Ended(ctx)
 	}
@@ -196,25 +196,25 @@ func (s *Store) change(ctx context.Context, a store.Ask, command func(*view) err
 
 // Release implements [store.Store]. A release deletes the Lease.
 func (s *Store) Release(ctx context.Context, l store.Lease) error {
-	return attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func() error { return s.Break(ctx, l.Ask) })
+	return attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func() error { return s.Break(ctx, l.Claim) })
 }
 
 // Break implements [store.Store]. Break deletes the Lease of a hold, also of a holder of another
 // program. A hold whose lease is over is there until another hold has the lock.
-func (s *Store) Break(ctx context.Context, a store.Ask) error {
+func (s *Store) Break(ctx context.Context, a store.Claim) error {
 	return s.change(ctx, a, func(v *view) error { return s.remove(ctx, v) })
 }
 
 // Forget implements [store.Store]. A command that was sent before, and comes later yet, can take
 // the lock for one lease.
-func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return attempts.Each(len(asks), parallel, func(i int) error {
+func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
+	return attempts.Each(len(claims), parallel, func(i int) error {
 		done, err := s.turn(ctx)
 		if err != nil {
 			return err
 		}
 		defer done()
-		if err = s.Break(ctx, asks[i]); errors.Is(err, store.ErrGone) {
+		if err = s.Break(ctx, claims[i]); errors.Is(err, store.ErrGone) {
 			err = nil
 		}
 		return err
@@ -231,7 +231,7 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 
 // Token returns the token in the lease of the hold.
 func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
-	v, err := s.look(ctx, l.Ask)
+	v, err := s.look(ctx, l.Claim)
 	switch {
 	case err != nil:
 		return 0, err
@@ -244,7 +244,7 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
 // Look implements [store.Store]. The rest of a lease counts from the first look of the process at
 // the Lease since its last renewal. The owner of a Lease of another program is
 // "kubernetes:<holderIdentity>:0".
-func (s *Store) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s *Store) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	v, err := s.look(ctx, a)
 	if err != nil || v == nil {
 		return store.State{}, err
@@ -253,7 +253,7 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (store.State, error) {
 }
 
 // look reads the Lease, and returns nil if nobody has the lock.
-func (s *Store) look(ctx context.Context, a store.Ask) (*view, error) {
+func (s *Store) look(ctx context.Context, a store.Claim) (*view, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}
@@ -266,7 +266,7 @@ func (s *Store) look(ctx context.Context, a store.Ask) (*view, error) {
 
 // List implements [store.Listing]: the Leases that this package has made. List needs the right to
 // list, as no other call does.
-func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, error) {
+func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}

@@ -22,7 +22,7 @@ const watchPause = 100 * time.Millisecond
 // Wait implements [store.Store]. Wait watches the Lease, and asks again when the Lease is deleted
 // or its lease is over. A watch that is silent holds up the waiter until the end of the lease that
 // the waiter has read last.
-func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	unsure := false // an earlier command without an answer may run yet
 	for woken := store.WakeNone; ; {
 		var l store.Lease
@@ -49,7 +49,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 }
 
 // await returns when the lock may be free, or ctx is done.
-func (s *Store) await(ctx context.Context, a store.Ask, v *view) store.Wake {
+func (s *Store) await(ctx context.Context, a store.Claim, v *view) store.Wake {
 	w, err := s.watch(ctx, meta.ListOptions{
 		FieldSelector: meta.ObjectNameField + "=" + a.Name, ResourceVersion: v.lease.ResourceVersion,
 	})

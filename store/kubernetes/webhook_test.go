@@ -38,7 +38,7 @@ func (w *webhook) Delete(context.Context, string, meta.DeleteOptions) error {
 }
 
 func TestALeaseThatIsStoredOtherwiseIsNoHold(t *testing.T) {
-	ask := store.Ask{Name: "orders", ID: "client:1:1", TTL: time.Minute, Limit: 1}
+	claim := store.Claim{Name: "orders", ID: "client:1:1", TTL: time.Minute, Limit: 1}
 	for name, change := range map[string]func(*api.Lease){
 		"without the record": func(l *api.Lease) { l.Annotations = nil },
 		"without the holder": func(l *api.Lease) { l.Spec.HolderIdentity = nil },
@@ -47,13 +47,13 @@ func TestALeaseThatIsStoredOtherwiseIsNoHold(t *testing.T) {
 			server := &webhook{change: change}
 			s, err := relockk8s.New(server)
 			require.NoError(t, err)
-			_, err = s.Try(t.Context(), ask)
+			_, err = s.Try(t.Context(), claim)
 			require.ErrorContains(t, err, "does an admission webhook change Leases?")
 			require.NotErrorIs(t, err, store.ErrUnavailable, "it stays")
 			require.Nil(t, server.lease, "nothing is left")
 
 			server.change = func(*api.Lease) {}
-			l, err := s.Try(t.Context(), ask)
+			l, err := s.Try(t.Context(), claim)
 			require.NoError(t, err)
 			server.change = change
 			require.ErrorContains(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: time.Minute, Count: 2}})[0], "admission webhook")

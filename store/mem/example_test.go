@@ -12,8 +12,8 @@ import (
 
 func Example() {
 	ctx, s := context.Background(), mem.New()
-	first := store.Ask{Name: "orders", ID: "web:1:1", TTL: time.Minute, Limit: 1}
-	second := store.Ask{Name: "orders", ID: "worker:1:1", TTL: time.Minute, Limit: 1}
+	first := store.Claim{Name: "orders", ID: "web:1:1", TTL: time.Minute, Limit: 1}
+	second := store.Claim{Name: "orders", ID: "worker:1:1", TTL: time.Minute, Limit: 1}
 
 	lease, err := s.Try(ctx, first)
 	fmt.Println(lease.ID, err)
@@ -33,7 +33,7 @@ func Example() {
 
 func ExampleStore_Lose() {
 	ctx, s := context.Background(), mem.New()
-	lease, err := s.Try(ctx, store.Ask{Name: "orders", ID: "web:1:1", TTL: time.Minute, Limit: 1})
+	lease, err := s.Try(ctx, store.Claim{Name: "orders", ID: "web:1:1", TTL: time.Minute, Limit: 1})
 	fmt.Println(err)
 
 	s.Lose("orders")
@@ -46,14 +46,14 @@ func ExampleStore_Lose() {
 
 func ExampleStore_Interrupt() {
 	ctx, s := context.Background(), mem.New()
-	ask := store.Ask{Name: "orders", ID: "web:1:1", TTL: time.Minute, Limit: 1}
+	claim := store.Claim{Name: "orders", ID: "web:1:1", TTL: time.Minute, Limit: 1}
 
 	restore := s.Interrupt(errors.New("connection refused"))
-	_, err := s.Try(ctx, ask)
+	_, err := s.Try(ctx, claim)
 	fmt.Println(err, errors.Is(err, store.ErrUnavailable))
 
 	restore()
-	_, err = s.Try(ctx, ask)
+	_, err = s.Try(ctx, claim)
 	fmt.Println(err)
 	// Output:
 	// connection refused true

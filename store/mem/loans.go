@@ -32,7 +32,7 @@ func (s *Store) useTicket(t store.Ticket, id store.ID) error {
 }
 
 // Borrow implements [store.Lending].
-func (s *Store) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l store.Lease, err error) {
+func (s *Store) Borrow(ctx context.Context, a store.Claim, t store.Ticket) (l store.Lease, err error) {
 	err = s.once(ctx, a.Name, func(k *lock) error {
 		h := find(k.holds, a.Lender)
 		if h == nil || h.recalled {
@@ -49,7 +49,7 @@ func (s *Store) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l stor
 		}
 		h.loans[a.ID] = h.end()
 		a.TTL = time.Until(h.end()) - a.Delay
-		l = store.Lease{Ask: a, Sent: time.Now()}
+		l = store.Lease{Claim: a, Sent: time.Now()}
 		return nil
 	})
 	return l, err
@@ -73,7 +73,7 @@ func (s *Store) Follow(ctx context.Context, l store.Lease) (left time.Duration, 
 }
 
 // Accept implements [store.Lending].
-func (s *Store) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
+func (s *Store) Accept(ctx context.Context, a store.Claim, old store.ID, t store.Ticket, unaware bool) (
 	l store.Lease, wait time.Duration, err error,
 ) {
 	err = s.once(ctx, a.Name, func(k *lock) error {
@@ -89,7 +89,7 @@ func (s *Store) Accept(ctx context.Context, a store.Ask, old store.ID, t store.T
 			if wait = time.Until(h.end()); !unaware {
 				wait = 0
 			}
-			h.Lease = store.Lease{Ask: a, Sent: time.Now()}
+			h.Lease = store.Lease{Claim: a, Sent: time.Now()}
 			h.TTL += wait
 			h.count, h.loans, h.recalled = 1, nil, false
 		}
@@ -104,7 +104,7 @@ func (s *Store) Accept(ctx context.Context, a store.Ask, old store.ID, t store.T
 }
 
 // leave ends a loan, or a hold. A hold with open loans stays until the last one is returned.
-func (s *Store) leave(k *lock, h *hold, a store.Ask) {
+func (s *Store) leave(k *lock, h *hold, a store.Claim) {
 	if a.Lender != "" {
 		delete(h.loans, a.ID)
 	} else {

@@ -123,16 +123,16 @@ func (k *lock) is(kind store.Kind) error {
 	return nil
 }
 
-// ask returns the hold of an ask, and says whether the hold is in. A hold that was neither in nor
+// claim returns the hold of a claim, and says whether the hold is in. A hold that was neither in nor
 // in the queue enters if the lock is free.
-func (k *lock) ask(a store.Ask) (h *hold, in bool, err error) {
+func (k *lock) claim(a store.Claim) (h *hold, in bool, err error) {
 	if h = find(k.holds, a.ID); h != nil {
 		return h, true, nil
 	}
 	if h = find(k.queue, a.ID); h != nil {
 		return h, false, nil
 	}
-	h = &hold{Lease: store.Lease{Ask: a}, moved: make(chan struct{})}
+	h = &hold{Lease: store.Lease{Claim: a}, moved: make(chan struct{})}
 	if in, err = k.isFree(h); in {
 		k.enter(h, store.WakeNone)
 	}
@@ -147,12 +147,12 @@ func (k *lock) isFree(h *hold) (bool, error) {
 	return (len(k.queue) == 0 || h.With != "") && k.admits(h), nil
 }
 
-// refusal is the error of TryAll for an ask: nil if the ask can have the lock now, or has the lock.
-func (k *lock) refusal(a store.Ask) error {
+// refusal is the error of TryAll for a claim: nil if it can have the lock now, or has it.
+func (k *lock) refusal(a store.Claim) error {
 	if find(k.holds, a.ID) != nil {
 		return nil
 	}
-	h := &hold{Lease: store.Lease{Ask: a}}
+	h := &hold{Lease: store.Lease{Claim: a}}
 	switch free, err := k.isFree(h); {
 	case err != nil:
 		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
@@ -165,7 +165,7 @@ func (k *lock) refusal(a store.Ask) error {
 }
 
 // join puts the hold at the end of the queue, unless the hold has a place, and returns its
-// position. An ask with a hold around it goes before the asks without one.
+// position. A claim with a hold around it goes before the claims without one.
 func (k *lock) join(h *hold) (position int, err error) {
 	switch {
 	case slices.Contains(k.queue, h):
@@ -192,7 +192,7 @@ func (k *lock) remove(id store.ID) {
 	}
 }
 
-// busy returns the refusal of an ask. The hold around the ask is no obstacle, and so not the owner.
+// busy returns the refusal of a claim. The hold around the claim is no obstacle, so not the owner.
 func (k *lock) busy(h *hold) *store.Busy {
 	for _, other := range k.holds {
 		if other.ID != h.With {

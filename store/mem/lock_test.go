@@ -26,14 +26,14 @@ func TestAdmitsCountsTheSmallestLimit(t *testing.T) {
 	} {
 		k := &lock{}
 		for _, limit := range c.in {
-			k.enter(&hold{Lease: store.Lease{Ask: store.Ask{ID: "in", Limit: limit}}}, store.WakeNone)
+			k.enter(&hold{Lease: store.Lease{Claim: store.Claim{ID: "in", Limit: limit}}}, store.WakeNone)
 		}
-		require.Equal(t, c.admits, k.admits(&hold{Lease: store.Lease{Ask: store.Ask{Limit: c.limit}}}), "%+v", c)
+		require.Equal(t, c.admits, k.admits(&hold{Lease: store.Lease{Claim: store.Claim{Limit: c.limit}}}), "%+v", c)
 	}
 }
 
 func TestFreeLockIsNotKept(t *testing.T) {
-	s, a := New(), store.Ask{Name: "orders", ID: "client:1:1", TTL: time.Minute, Limit: 1}
+	s, a := New(), store.Claim{Name: "orders", ID: "client:1:1", TTL: time.Minute, Limit: 1}
 	l, err := s.Try(t.Context(), a)
 	require.NoError(t, err)
 	require.Len(t, s.locks, 1)
@@ -47,7 +47,7 @@ func TestFreeLockIsNotKept(t *testing.T) {
 func TestUpgradesOfOneReaderWaitInOrder(t *testing.T) {
 	k := &lock{}
 	waiter := func(id, with store.ID) *hold {
-		return &hold{Lease: store.Lease{Ask: store.Ask{ID: id, With: with, Kind: store.ReadWrite, Limit: 1}}}
+		return &hold{Lease: store.Lease{Claim: store.Claim{ID: id, With: with, Kind: store.ReadWrite, Limit: 1}}}
 	}
 	for i, h := range []*hold{waiter("late", ""), waiter("first", "reader"), waiter("second", "reader")} {
 		position, err := k.join(h)

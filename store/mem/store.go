@@ -23,7 +23,7 @@ import (
 )
 
 // Store keeps locks in memory, in one first-in-first-out queue for each name. A Store serves every
-// [store.Ask.Limit], draws fencing tokens from 1 for each name, and remembers the last token of a
+// [store.Claim.Limit], draws fencing tokens from 1 for each name, and remembers the last token of a
 // name for as long as the Store lives. A lock that nobody has and nobody waits for leaves nothing
 // else behind: no goroutine, no timer.
 //
@@ -70,7 +70,7 @@ func New() *Store {
 
 // Check accepts every name but the empty one, and every limit from 1 up. Replica
 // acknowledgements are [errors.ErrUnsupported].
-func (s *Store) Check(a store.Ask) (store.Ask, error) {
+func (s *Store) Check(a store.Claim) (store.Claim, error) {
 	switch {
 	case a.Name == "":
 		return a, errors.New("the lock name is empty")
@@ -83,9 +83,9 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 }
 
 // Try implements [store.Store].
-func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
+func (s *Store) Try(ctx context.Context, a store.Claim) (l store.Lease, err error) {
 	err = s.once(ctx, a.Name, func(k *lock) error {
-		h, in, err := k.ask(a)
+		h, in, err := k.claim(a)
 		if err == nil && !in {
 			err = k.busy(h)
 		}
@@ -97,22 +97,22 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error)
 
 // TryAll implements [store.Several]. Locks of other kinds than a mutex are
 // [errors.ErrUnsupported].
-func (s *Store) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lease, err error) {
-	if slices.ContainsFunc(asks, func(a store.Ask) bool { return a.Kind != store.Mutex }) {
+func (s *Store) TryAll(ctx context.Context, claims []store.Claim) (leases []store.Lease, err error) {
+	if slices.ContainsFunc(claims, func(a store.Claim) bool { return a.Kind != store.Mutex }) {
 		return nil, fmt.Errorf("several locks in one step: only mutexes: %w", errors.ErrUnsupported)
 	}
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}
 	_, err = s.attempt(func() error {
-		for _, a := range asks {
+		for _, a := range claims {
 			if err := s.on(a.Name, func(k *lock) error { return k.refusal(a) }); err != nil {
 				return err
 			}
 		}
-		for _, a := range asks {
+		for _, a := range claims {
 			_ = s.on(a.Name, func(k *lock) error {
-				h, _, err := k.ask(a)
+				h, _, err := k.claim(a)
 				leases = append(leases, h.Lease)
 				return err
 			})
@@ -132,13 +132,13 @@ func (s *Store) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
 
 // Wait implements [store.Store]. Wait calls progress once for each place that the hold takes in the
 // queue. A wait that ends with ctx takes its place back, unless an interruption prevents that.
-func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
+func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
 	for {
 		var h *hold
 		var in bool
 		var p store.Progress
 		err = s.patiently(ctx, a, "acquire", func(k *lock) error {
-			if h, in, err = k.ask(a); err == nil && !in {
+			if h, in, err = k.claim(a); err == nil && !in {
 				p = store.Progress{Busy: k.busy(h), Queued: true}
 				p.Position, err = k.join(h)
 			}
@@ -161,8 +161,8 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 }
 
 // giveUp takes back what a wait has got, and returns the error of the wait.
-func (s *Store) giveUp(a store.Ask, err error) error {
-	if s.Forget(context.Background(), []store.Ask{a})[0] != nil {
+func (s *Store) giveUp(a store.Claim, err error) error {
+	if s.Forget(context.Background(), []store.Claim{a})[0] != nil {
 		return store.Unsure(err)
 	}
 	return err
@@ -170,7 +170,7 @@ func (s *Store) giveUp(a store.Ask, err error) error {
 
 // Enter implements [store.Store]. If l.TTL is 0, Enter returns the lease that the hold has.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	err := s.patiently(ctx, l.Ask, "renew", of(l.ID, func(_ *lock, h *hold) {
+	err := s.patiently(ctx, l.Claim, "renew", of(l.ID, func(_ *lock, h *hold) {
 		h.extend(l.TTL, count)
 		l.Sent, l.TTL = h.Sent, h.TTL
 	}))
@@ -182,7 +182,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, l store.Lease) error {
-	return s.patiently(ctx, l.Ask, "release", of(l.Owner(), func(k *lock, h *hold) { s.leave(k, h, l.Ask) }))
+	return s.patiently(ctx, l.Claim, "release", of(l.Owner(), func(k *lock, h *hold) { s.leave(k, h, l.Claim) }))
 }
 
 // Renew implements [store.Store].
@@ -193,8 +193,8 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 }
 
 // Forget implements [store.Store].
-func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return each(asks, func(a store.Ask) error {
+func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
+	return each(claims, func(a store.Claim) error {
 		return s.once(ctx, a.Name, func(k *lock) error {
 			if h := find(k.holds, a.Owner()); h != nil {
 				s.leave(k, h, a)
@@ -218,7 +218,7 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 }
 
 // Look implements [store.Store].
-func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
 	err = s.once(ctx, a.Name, func(k *lock) error {
 		state = store.State{Token: s.tokens[a.Name], Waiters: len(k.queue)}
 		if err := k.is(a.Kind); err != nil {
@@ -237,7 +237,7 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err e
 }
 
 // List implements [store.Listing].
-func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, error) {
+func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}
@@ -257,7 +257,7 @@ func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, e
 }
 
 // Break implements [store.Store]. Break tells the hold's client.
-func (s *Store) Break(ctx context.Context, a store.Ask) error {
+func (s *Store) Break(ctx context.Context, a store.Claim) error {
 	err := s.once(ctx, a.Name, of(a.ID, func(k *lock, h *hold) {
 		s.recall(h)
 		k.remove(a.ID)
@@ -269,7 +269,7 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 }
 
 // Want implements [store.Asking].
-func (s *Store) Want(ctx context.Context, a store.Ask) error {
+func (s *Store) Want(ctx context.Context, a store.Claim) error {
 	err := s.once(ctx, a.Name, of(a.ID, func(*lock, *hold) {}))
 	if err == nil || errors.Is(err, store.ErrUnsure) {
 		s.askers.Tell(a.ID)
@@ -283,7 +283,7 @@ func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) 
 }
 
 // Announce implements [store.Announcing].
-func (s *Store) Announce(ctx context.Context, a store.Ask) error {
+func (s *Store) Announce(ctx context.Context, a store.Claim) error {
 	err := s.once(ctx, a.Name, func(*lock) error { return nil })
 	if err == nil {
 		s.follow.Tell(store.ID(strconv.Quote(a.Name) + ":"))
@@ -379,7 +379,7 @@ func (s *Store) once(ctx context.Context, name string, command func(*lock) error
 }
 
 // patiently makes attempts until one is answered or ctx is done, each after an interruption.
-func (s *Store) patiently(ctx context.Context, a store.Ask, verb string, command func(*lock) error) error {
+func (s *Store) patiently(ctx context.Context, a store.Claim, verb string, command func(*lock) error) error {
 	var c *cut
 	over := func(done <-chan struct{}) bool {
 		select {

@@ -40,7 +40,7 @@ func (f *far) down() {
 	f.On(stage.Silence, stage.CmdWait, stage.CmdEnter, stage.CmdRelease)
 }
 
-func (f *far) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (f *far) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	if f.hold.Load() {
 		<-ctx.Done()
 		pass(time.Millisecond) // behind the commands of the caller
@@ -115,10 +115,10 @@ func (r *rig) cycle() int64 {
 	require.NoError(r, r.store.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 	token, err := r.store.Token(ctx, l)
 	require.NoError(r, err)
-	state, err := r.store.Look(ctx, l.Ask)
+	state, err := r.store.Look(ctx, l.Claim)
 	require.NoError(r, err)
 	require.Equal(r, l.ID, state.Owner)
-	a := ask(minute)
+	a := claim(minute)
 	next := make(chan store.Lease, 1)
 	go func() {
 		l, err := r.store.Wait(ctx, a, nothing)
@@ -162,21 +162,21 @@ func TestADeadMajorityIsUnavailable(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		fake(t, n, n/2+1, func(r *rig, dead []int) {
 			restore := r.interrupt(dead...)
-			_, err := r.store.Try(r.Context(), ask(minute))
+			_, err := r.store.Try(r.Context(), claim(minute))
 			require.ErrorIs(r, err, store.ErrUnavailable)
 			require.NotErrorIs(r, err, store.ErrUnsure)
 			ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
 			defer cancel()
-			a := ask(minute)
+			a := claim(minute)
 			l, err := r.store.Wait(ctx, a, nothing)
 			for err == nil && l.Sent.IsZero() { // as the core does
 				require.ErrorIs(r, second(r.store.Enter(ctx, l, 1)), store.ErrGone)
-				r.store.Forget(ctx, []store.Ask{a})
-				a = ask(minute)
+				r.store.Forget(ctx, []store.Claim{a})
+				a = claim(minute)
 				l, err = r.store.Wait(ctx, a, nothing)
 			}
 			require.ErrorIs(r, err, context.DeadlineExceeded)
-			r.store.Forget(r.Context(), []store.Ask{a})
+			r.store.Forget(r.Context(), []store.Claim{a})
 			restore()
 			for _, owner := range r.owners() {
 				require.Empty(r, owner)
@@ -279,11 +279,11 @@ func TestAReleaseWaitsForEachMemberThatAnswers(t *testing.T) {
 					k.On(slowly(4*time.Millisecond), stage.CmdRelease)
 				}
 			})
-			l, err := s.Try(r.Context(), ask(minute))
+			l, err := s.Try(r.Context(), claim(minute))
 			require.NoError(r, err)
 			require.NoError(r, s.Release(r.Context(), l))
 			back := r.interrupt(two[0] + two[1] - late)
-			l, err = s.Try(r.Context(), ask(minute))
+			l, err = s.Try(r.Context(), claim(minute))
 			require.NoError(r, err)
 			back()
 			require.NoError(r, s.Release(r.Context(), l))
@@ -309,7 +309,7 @@ func TestTokenRefusesMembersWithoutAFloor(t *testing.T) {
 		}
 		return m
 	})
-	other := ask(minute)
+	other := claim(minute)
 	for _, m := range r.members[1:] { // ahead of the first member
 		l, err := m.Try(t.Context(), other)
 		require.NoError(t, err)
@@ -326,14 +326,14 @@ func TestALateMemberIsTakenBack(t *testing.T) {
 		fake(t, 3, 1, func(r *rig, late []int) {
 			s, view := r.seen()
 			view[late[0]].hold.Store(true)
-			a := ask(minute)
+			a := claim(minute)
 			l, err := s.Try(r.Context(), a)
 			require.NoError(r, err)
 			require.True(r, l.Unsure)
 			require.NoError(r, s.Release(r.Context(), l))
 			synctest.Wait()
 			require.NoError(r, s.Close())
-			require.NoError(r, s.Forget(r.Context(), []store.Ask{a})[0]) // cleanup
+			require.NoError(r, s.Forget(r.Context(), []store.Claim{a})[0]) // cleanup
 			for _, owner := range r.owners() {
 				require.Empty(r, owner)
 			}
@@ -345,7 +345,7 @@ func TestALateMemberIsTakenBack(t *testing.T) {
 			for _, i := range late {
 				view[i].hold.Store(true)
 			}
-			_, err := s.Try(r.Context(), ask(minute))
+			_, err := s.Try(r.Context(), claim(minute))
 			require.ErrorIs(r, err, store.ErrUnavailable)
 			require.NoError(r, s.Close())
 			for _, owner := range r.owners() {
@@ -360,7 +360,7 @@ func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
 		s, view := r.seen()
-		l, err := s.Try(t.Context(), ask(minute))
+		l, err := s.Try(t.Context(), claim(minute))
 		require.NoError(t, err)
 		r.members[2].Lose("orders")
 		view[2].hold.Store(true)
@@ -377,17 +377,17 @@ func TestAFillThatGivesUpLeavesNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
 		s, _ := r.seen()
-		l, err := s.Try(t.Context(), ask(minute))
+		l, err := s.Try(t.Context(), claim(minute))
 		require.NoError(t, err)
 		r.members[2].Lose("orders")
-		other, err := r.members[2].Try(t.Context(), ask(10*minute))
+		other, err := r.members[2].Try(t.Context(), claim(10*minute))
 		require.NoError(t, err)
 		renew := func() {
 			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		}
 		renew()
 		pass(2 * time.Second) // the fill waits at the member
-		state, err := r.members[2].Look(t.Context(), l.Ask)
+		state, err := r.members[2].Look(t.Context(), l.Claim)
 		require.NoError(t, err)
 		require.Equal(t, 1, state.Waiters)
 		restore := r.members[2].Interrupt(nil)
@@ -407,10 +407,10 @@ func TestAFillThatGivesUpLeavesNoPlace(t *testing.T) {
 // TestACallEndsWithItsContext has calls whose contexts end while locks are given back. A waiter is
 // refused before or after other members have given their locks.
 func TestACallEndsWithItsContext(t *testing.T) {
-	wait := func(ctx context.Context, s store.Store, a store.Ask) error { return second(s.Wait(ctx, a, nothing)) }
-	try := func(ctx context.Context, s store.Store, a store.Ask) error { return second(s.Try(ctx, a)) }
+	wait := func(ctx context.Context, s store.Store, a store.Claim) error { return second(s.Wait(ctx, a, nothing)) }
+	try := func(ctx context.Context, s store.Store, a store.Claim) error { return second(s.Try(ctx, a)) }
 	for name, c := range map[string]struct {
-		call      func(ctx context.Context, s store.Store, a store.Ask) error
+		call      func(ctx context.Context, s store.Store, a store.Claim) error
 		try, wait time.Duration
 	}{
 		"Try":                 {try, 0, 0},
@@ -425,12 +425,12 @@ func TestACallEndsWithItsContext(t *testing.T) {
 					k.On(slowly(c.try), stage.CmdTry)
 					k.On(slowly(c.wait), stage.CmdWait)
 				})
-				_, err := r.members[0].Try(t.Context(), ask(minute))
+				_, err := r.members[0].Try(t.Context(), claim(minute))
 				require.NoError(t, err)
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				defer cancel()
 				begun := time.Now()
-				err = c.call(ctx, s, ask(minute))
+				err = c.call(ctx, s, claim(minute))
 				require.Equal(t, 50*time.Millisecond, time.Since(begun))
 				require.ErrorIs(t, err, store.ErrUnsure, "the caller takes back what is left")
 			})
@@ -446,7 +446,7 @@ func TestAFillBesideABreakDoesNotComeBack(t *testing.T) {
 			other := r.linked(func(i int, k *stage.Link) { k.On(slowly(time.Duration(i)*apart), stage.CmdBreak) })
 			l := r.try(minute)
 			broken := make(chan error, 1)
-			go func() { broken <- other.Break(t.Context(), l.Ask) }()
+			go func() { broken <- other.Break(t.Context(), l.Claim) }()
 			var err error
 			for range 200 {
 				pass(10 * time.Millisecond)
@@ -503,7 +503,7 @@ func (r *rig) requireBroken(other store.Store, l store.Lease, renewedAfter time.
 		renewals.Go(func() { _ = r.renew(l) })
 	})
 	broken := make(chan error, 1)
-	go func() { broken <- other.Break(r.Context(), l.Ask) }()
+	go func() { broken <- other.Break(r.Context(), l.Claim) }()
 	pass(renewedAfter)
 	_ = r.renew(l)
 	if err := <-broken; err != nil {
@@ -523,13 +523,13 @@ func TestAForgottenHoldDoesNotComeBack(t *testing.T) {
 			fake(t, 3, 1, func(r *rig, members []int) {
 				s, view := r.seen()
 				view[members[0]].hold.Store(!lose)
-				l, err := s.Try(r.Context(), ask(minute))
+				l, err := s.Try(r.Context(), claim(minute))
 				require.NoError(r, err)
 				if lose {
 					r.members[members[0]].Lose("orders")
 					require.NoError(r, s.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 				}
-				require.NoError(r, s.Forget(r.Context(), []store.Ask{l.Ask})[0])
+				require.NoError(r, s.Forget(r.Context(), []store.Claim{l.Claim})[0])
 				pass(3 * time.Second)
 				require.Equal(r, []store.ID{"", "", ""}, r.owners())
 			})
@@ -540,7 +540,7 @@ func TestAForgottenHoldDoesNotComeBack(t *testing.T) {
 // lapsed is a member whose grants are over before their answers.
 type lapsed struct{ *mem.Store }
 
-func (m lapsed) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (m lapsed) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	l, err := m.Store.Wait(ctx, a, progress)
 	m.Lose("orders")
 	l.Sent = l.Sent.Add(-minute)
@@ -548,15 +548,15 @@ func (m lapsed) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 }
 
 // TestAGrantThatWasOverSpendsItsAsk has the first member say so when the waiter enters.
-func TestAGrantThatWasOverSpendsItsAsk(t *testing.T) {
+func TestAGrantThatWasOverSpendsItsClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
 		for _, m := range r.members[1:] {
-			require.NoError(t, second(m.Try(t.Context(), ask(minute))))
+			require.NoError(t, second(m.Try(t.Context(), claim(minute))))
 		}
 		s := r.over(func(_ int, m *mem.Store) store.Store { return lapsed{m} })
 		begun := time.Now()
-		l, err := s.Wait(t.Context(), ask(minute), nothing)
+		l, err := s.Wait(t.Context(), claim(minute), nothing)
 		require.NoError(t, err)
 		require.Zero(t, time.Since(begun))
 		require.Zero(t, l.Sent)
@@ -578,7 +578,7 @@ func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
 			}
 		})
 		var err error
-		l, err = s.Try(r.Context(), ask(minute))
+		l, err = s.Try(r.Context(), claim(minute))
 		require.NoError(r, err)
 		_, _ = s.Enter(r.Context(), l, 2)
 		pass(2 * time.Second)
@@ -603,7 +603,7 @@ func TestAHoldThatIsReleasedIsNotFilled(t *testing.T) {
 		}
 		s = r.linked(func(_ int, k *stage.Link) { k.On(release, stage.CmdEnter) })
 		var err error
-		l, err = s.Try(r.Context(), ask(minute))
+		l, err = s.Try(r.Context(), claim(minute))
 		require.NoError(r, err)
 		r.members[emptied[0]].Lose("orders")
 		_, _ = s.Enter(r.Context(), l, 2)
@@ -619,10 +619,10 @@ func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
 		r := newRig(t, 3)
 		l := r.try(minute)
 		order := make(chan store.ID, 3)
-		var asks []store.Ask
+		var claims []store.Claim
 		for range 3 {
-			a := ask(minute)
-			asks = append(asks, a)
+			a := claim(minute)
+			claims = append(claims, a)
 			go func() {
 				l, err := r.store.Wait(t.Context(), a, nothing)
 				assert.NoError(t, err)
@@ -637,7 +637,7 @@ func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
 		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		require.Empty(t, order)
 		require.NoError(t, r.store.Release(t.Context(), l))
-		for range asks {
+		for range claims {
 			<-order
 		}
 		pass(2 * time.Second)
@@ -650,9 +650,9 @@ const longestBeat = 3 * time.Second // as in wait.go
 func TestTryDoesNotPassTheQueueOfTheFirstMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
-		first, err := r.members[0].Try(t.Context(), ask(minute))
+		first, err := r.members[0].Try(t.Context(), claim(minute))
 		require.NoError(t, err)
-		_, err = r.store.Try(t.Context(), ask(minute))
+		_, err = r.store.Try(t.Context(), claim(minute))
 		var busy *store.Busy
 		require.ErrorAs(t, err, &busy)
 		require.NotErrorIs(t, err, store.ErrUnsure)
@@ -664,11 +664,11 @@ func TestAMinorityOfOthersIsNoHindrance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 5)
 		for _, i := range []int{2, 4} {
-			_, err := r.members[i].Try(t.Context(), ask(minute))
+			_, err := r.members[i].Try(t.Context(), claim(minute))
 			require.NoError(t, err)
 		}
 		l := r.try(minute)
-		state, err := r.store.Look(t.Context(), store.Ask{Name: "orders"})
+		state, err := r.store.Look(t.Context(), store.Claim{Name: "orders"})
 		require.NoError(t, err)
 		require.Equal(t, l.ID, state.Owner)
 		require.NoError(t, r.store.Release(t.Context(), l))
@@ -818,11 +818,11 @@ func TestAWaiterStaysWithAMemberThatAnswersOtherCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
 		s := r.linked(func(_ int, k *stage.Link) { k.On(stage.Silence, stage.CmdLook) })
-		l, err := s.Try(t.Context(), ask(minute))
+		l, err := s.Try(t.Context(), claim(minute))
 		require.NoError(t, err)
 		done := make(chan store.Lease)
 		go func() {
-			l, err := s.Wait(t.Context(), ask(minute), nothing)
+			l, err := s.Wait(t.Context(), claim(minute), nothing)
 			assert.NoError(t, err)
 			done <- l
 		}()
@@ -831,7 +831,7 @@ func TestAWaiterStaysWithAMemberThatAnswersOtherCalls(t *testing.T) {
 			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		}
 		for i, m := range r.members {
-			state, err := m.Look(t.Context(), l.Ask)
+			state, err := m.Look(t.Context(), l.Claim)
 			require.NoError(t, err)
 			require.Equal(t, map[bool]int{true: 1, false: 0}[i == 0], state.Waiters, "member %d", i)
 		}
@@ -850,7 +850,7 @@ func TestAWaiterThatReachedNobodyFindsTheMembersThatComeBack(t *testing.T) {
 		}
 		done := make(chan store.Lease, 1)
 		go func() {
-			l, err := s.Wait(r.Context(), ask(minute), nothing)
+			l, err := s.Wait(r.Context(), claim(minute), nothing)
 			assert.NoError(r, err)
 			done <- l
 		}()
@@ -873,7 +873,7 @@ type teller struct {
 	again func(store.Progress)
 }
 
-func (s *teller) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *teller) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	s.again = progress
 	return s.Link.Wait(ctx, a, progress)
 }
@@ -891,7 +891,7 @@ func TestAWaiterKeepsNoLockOfAMemberThatItHasLeft(t *testing.T) {
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		a, done := ask(minute), make(chan error)
+		a, done := claim(minute), make(chan error)
 		go func() { done <- second(s.Wait(ctx, a, nothing)) }()
 		pass(time.Second)
 		for _, m := range view[:2] {
@@ -932,7 +932,7 @@ func TestARefusalOfAMemberThatIsAskedAgainIsNoLastWord(t *testing.T) {
 		})
 		done := make(chan store.Lease, 1)
 		go func() {
-			l, err := s.Wait(t.Context(), ask(minute), nothing)
+			l, err := s.Wait(t.Context(), claim(minute), nothing)
 			assert.NoError(t, err)
 			done <- l
 		}()
@@ -958,7 +958,7 @@ func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 		var arrived, served []store.ID
 		var wg sync.WaitGroup
 		for i := range 64 {
-			a := ask(minute)
+			a := claim(minute)
 			arrived = append(arrived, a.ID)
 			s := stores[i%len(stores)]
 			wg.Go(func() {
@@ -991,7 +991,7 @@ type spells struct {
 	prefix string
 }
 
-func (s spells) Check(a store.Ask) (store.Ask, error) {
+func (s spells) Check(a store.Claim) (store.Claim, error) {
 	a.Name = s.prefix + a.Name
 	return a, nil
 }
@@ -1004,9 +1004,9 @@ func (reports) Retrying(string, int, time.Time, error) {}
 func TestCheckWantsOneSpelling(t *testing.T) {
 	s, err := quorum.New(spells{mem.New(), ""}, spells{mem.New(), ""}, spells{mem.New(), "app:"})
 	require.NoError(t, err)
-	_, err = s.Check(ask(minute))
+	_, err = s.Check(claim(minute))
 	require.ErrorContains(t, err, "member 3")
-	a := ask(minute)
+	a := claim(minute)
 	a.Report = reports{}
 	same, err := quorum.New(mem.New(), mem.New(), mem.New())
 	require.NoError(t, err)
@@ -1022,7 +1022,7 @@ type aged struct {
 	age time.Duration
 }
 
-func (m aged) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (m aged) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	l, err := m.Store.Try(ctx, a)
 	l.Sent = l.Sent.Add(-m.age)
 	return l, err
@@ -1039,7 +1039,7 @@ func TestTheDeadlineIsThatOfTheMajority(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t, n)
 			s := r.over(func(i int, m *mem.Store) store.Store { return aged{m, time.Duration(i) * time.Second} })
-			l, err := s.Try(t.Context(), ask(minute))
+			l, err := s.Try(t.Context(), claim(minute))
 			require.NoError(t, err)
 			require.Equal(t, time.Duration(n/2)*time.Second, time.Since(l.Sent))
 			l, err = s.Enter(t.Context(), l, 2)
@@ -1058,7 +1058,7 @@ func TestASilentMemberIsWaitedForOnce(t *testing.T) {
 		view[0].down()
 		begun := time.Now()
 		for range 10 {
-			l, err := s.Try(t.Context(), ask(minute))
+			l, err := s.Try(t.Context(), claim(minute))
 			require.NoError(t, err)
 			require.NoError(t, s.Release(t.Context(), l))
 		}
@@ -1072,7 +1072,7 @@ func TestASilentMajorityIsFoundAgainByTry(t *testing.T) {
 	fake(t, 3, 2, func(r *rig, silent []int) {
 		restore := r.interrupt(silent...)
 		for range 3 {
-			_, err := r.store.Try(r.Context(), ask(minute))
+			_, err := r.store.Try(r.Context(), claim(minute))
 			require.ErrorIs(r, err, store.ErrUnavailable)
 		}
 		restore()
@@ -1089,7 +1089,7 @@ func TestALockBesideASilentMemberIsTakenAtOnce(t *testing.T) {
 		r.cycle() // finds out
 		for range 3 {
 			begun := time.Now()
-			l, err := r.store.Wait(r.Context(), ask(minute), nothing)
+			l, err := r.store.Wait(r.Context(), claim(minute), nothing)
 			require.NoError(r, err)
 			require.Zero(r, time.Since(begun))
 			require.NoError(r, r.store.Release(r.Context(), l))
@@ -1101,9 +1101,9 @@ func TestALockBesideASilentMemberIsTakenAtOnce(t *testing.T) {
 func TestAWaiterGivesBackWhatItDoesNotUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
-		first, err := r.members[0].Try(t.Context(), ask(minute))
+		first, err := r.members[0].Try(t.Context(), claim(minute))
 		require.NoError(t, err)
-		a, got := ask(minute), make(chan store.Lease, 1)
+		a, got := claim(minute), make(chan store.Lease, 1)
 		go func() {
 			l, err := r.store.Wait(t.Context(), a, nothing)
 			assert.NoError(t, err)
@@ -1122,13 +1122,13 @@ func TestAMinorityIsGivenUp(t *testing.T) {
 		r := newRig(t, 3)
 		l := r.try(minute)
 		r.members[0].Lose("orders")
-		begun, a := time.Now(), ask(minute)
+		begun, a := time.Now(), claim(minute)
 		spent, err := r.store.Wait(t.Context(), a, nothing)
 		require.NoError(t, err)
 		require.Less(t, time.Since(begun), 3*time.Second)
 		require.Negative(t, time.Until(spent.Until()))
 		require.ErrorIs(t, second(r.store.Enter(t.Context(), spent, 1)), store.ErrGone)
-		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{a})[0])
+		require.NoError(t, r.store.Forget(t.Context(), []store.Claim{a})[0])
 		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		pass(2 * time.Second)
 		require.Equal(t, []store.ID{l.ID, l.ID, l.ID}, r.owners())
@@ -1142,7 +1142,7 @@ type balanced struct {
 	other *mem.Store
 }
 
-func (m balanced) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (m balanced) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	return m.other.Look(ctx, a)
 }
 
@@ -1152,7 +1152,7 @@ type copies struct {
 	of *mem.Store
 }
 
-func (m copies) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (m copies) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	pass(time.Millisecond) // the copy comes late
 	state, err := m.Store.Look(ctx, a)
 	from, _ := m.of.Look(ctx, a)
@@ -1181,7 +1181,7 @@ func TestCheckWantsServersOfTheirOwn(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, err := quorum.New(members(mem.New(), mem.New(), mem.New())...)
 				require.NoError(t, err)
-				err = s.(store.Checker).CheckServer(t.Context(), ask(minute))
+				err = s.(store.Checker).CheckServer(t.Context(), claim(minute))
 				if want == "" {
 					require.NoError(t, err)
 				} else {

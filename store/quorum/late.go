@@ -70,7 +70,7 @@ func (q *quorum) background(f func()) {
 
 // behind runs the rest of a command in the background. If the hold is over by then, members forget
 // the hold.
-func (q *quorum) behind(l *late, a store.Ask, members []int, rest func()) {
+func (q *quorum) behind(l *late, a store.Claim, members []int, rest func()) {
 	q.background(func() {
 		rest()
 		if q.dismiss(l) {
@@ -96,7 +96,7 @@ type place struct {
 //
 // A waiter may have the lock of the member, and others wait there. So the hold queues, and goes on
 // for as long as a majority confirms the hold once in a lease.
-func (q *quorum) fill(l *late, a store.Ask, members []int) {
+func (q *quorum) fill(l *late, a store.Claim, members []int) {
 	if a.TTL == 0 {
 		members = nil
 	}
@@ -116,7 +116,7 @@ func (q *quorum) fill(l *late, a store.Ask, members []int) {
 
 // fillLocked returns the function that begins to fill one member. If a fill is under way there,
 // fillLocked lets the fill go on for another lease.
-func (q *quorum) fillLocked(a store.Ask, member int) (begin func()) {
+func (q *quorum) fillLocked(a store.Claim, member int) (begin func()) {
 	at := place{a.ID, member}
 	if end := q.fills[at]; end != nil {
 		end.Reset(a.TTL)
@@ -148,7 +148,7 @@ func (q *quorum) fillLocked(a store.Ask, member int) (begin func()) {
 // abandon takes a hold back from the minority that has the hold yet, if a majority has lost it, by
 // the errors of all members. Otherwise a waiter for that minority would wait for the end of the
 // lease.
-func (q *quorum) abandon(a store.Ask, errs []error) {
+func (q *quorum) abandon(a store.Claim, errs []error) {
 	if len(where(errs, gone)) < q.majority {
 		return
 	}

@@ -77,14 +77,14 @@ func (r *rig) lose(name string) {
 
 var lastID atomic.Int64
 
-func ask(ttl time.Duration) store.Ask {
+func claim(ttl time.Duration) store.Claim {
 	n := lastID.Add(1)
-	return store.Ask{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+	return store.Claim{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
 }
 
 func (r *rig) try(ttl time.Duration) store.Lease {
 	r.Helper()
-	l, err := r.store.Try(r.Context(), ask(ttl))
+	l, err := r.store.Try(r.Context(), claim(ttl))
 	require.NoError(r, err)
 	return l
 }
@@ -93,7 +93,7 @@ func (r *rig) try(ttl time.Duration) store.Lease {
 func (r *rig) owners() (owners []store.ID) {
 	r.Helper()
 	for _, m := range r.members {
-		state, err := m.Look(r.Context(), store.Ask{Name: "orders"})
+		state, err := m.Look(r.Context(), store.Claim{Name: "orders"})
 		if err != nil {
 			state.Owner = "?"
 		}

@@ -197,7 +197,7 @@ func TestEachMinorityOfRedisMayFail(t *testing.T) {
 func holdsThrough(t *testing.T, all []*node, minority []int, fail func(m *node) func(), s, other store.Store, last int64) int64 {
 	t.Helper()
 	const ttl = minute
-	first, a := redisAsk(t, s), redisAsk(t, s)
+	first, a := redisClaim(t, s), redisClaim(t, s)
 	first.TTL, a.TTL = ttl, ttl
 	held, err := s.Try(t.Context(), first)
 	require.NoError(t, err)
@@ -222,7 +222,7 @@ func holdsThrough(t *testing.T, all []*node, minority []int, fail func(m *node) 
 	case <-time.After(minute):
 		require.FailNow(t, "the waiter does not get the lock", "members %d", minority)
 	}
-	require.Equal(t, a, held.Ask)
+	require.Equal(t, a, held.Claim)
 	held, err = other.Enter(t.Context(), held, 1)
 	require.NoError(t, err)
 	last, err = other.Token(t.Context(), held)
@@ -242,24 +242,24 @@ func holdsThrough(t *testing.T, all []*node, minority []int, fail func(m *node) 
 }
 
 // recovered waits until a hold gets the locks of all servers: nothing is left of the fault, nor of
-// the asks, which a member may have that a release did not reach.
-func recovered(t *testing.T, servers []*redistest.Server, s store.Store, asks ...store.Ask) {
+// the claims, which a member may have that a release did not reach.
+func recovered(t *testing.T, servers []*redistest.Server, s store.Store, claims ...store.Claim) {
 	t.Helper()
 	redistest.Eventually(t, minute, func() bool {
-		s.Forget(t.Context(), asks)
-		l, err := s.Try(t.Context(), redisAsk(t, s))
+		s.Forget(t.Context(), claims)
+		l, err := s.Try(t.Context(), redisClaim(t, s))
 		all := err == nil
 		for _, server := range servers {
-			all = all && server.Client().HExists(t.Context(), asks[0].Name, string(l.ID)).Val()
+			all = all && server.Client().HExists(t.Context(), claims[0].Name, string(l.ID)).Val()
 		}
-		s.Forget(t.Context(), []store.Ask{l.Ask})
+		s.Forget(t.Context(), []store.Claim{l.Claim})
 		return all
 	}, "all members serve again")
 }
 
-func redisAsk(t *testing.T, s store.Store) store.Ask {
+func redisClaim(t *testing.T, s store.Store) store.Claim {
 	t.Helper()
-	a, err := s.Check(ask(minute))
+	a, err := s.Check(claim(minute))
 	require.NoError(t, err)
 	return a
 }
@@ -269,7 +269,7 @@ func TestADeadMajorityOfRedisIsUnavailable(t *testing.T) {
 	s := over(t, servers)
 	servers[0].Kill()
 	servers[2].Pause()
-	_, err := s.Try(t.Context(), redisAsk(t, s))
+	_, err := s.Try(t.Context(), redisClaim(t, s))
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.Empty(t, redistest.Keys(t, servers[1].Client()))
 	servers[2].Resume()
@@ -280,7 +280,7 @@ func TestCloseLeavesNoGoroutine(t *testing.T) {
 	redistest.NoGoroutineLeft(t)
 	servers := startServers(t)
 	s := over(t, servers)
-	l, err := s.Try(t.Context(), redisAsk(t, s))
+	l, err := s.Try(t.Context(), redisClaim(t, s))
 	require.NoError(t, err)
 	servers[0].Pause()
 	defer servers[0].Resume()
@@ -296,15 +296,15 @@ func TestCheckServerNamesTheMember(t *testing.T) {
 	defer func() { require.NoError(t, s.Close()) }()
 	checker, ok := s.(store.Checker)
 	require.True(t, ok)
-	require.NoError(t, checker.CheckServer(t.Context(), redisAsk(t, s)))
+	require.NoError(t, checker.CheckServer(t.Context(), redisClaim(t, s)))
 	for _, server := range servers {
 		require.Empty(t, redistest.Keys(t, server.Client()))
 	}
 	twice := over(t, []*redistest.Server{servers[0], servers[1], servers[0]})
 	defer func() { require.NoError(t, twice.Close()) }()
-	require.ErrorContains(t, twice.(store.Checker).CheckServer(t.Context(), redisAsk(t, twice)), "they share a server")
+	require.ErrorContains(t, twice.(store.Checker).CheckServer(t.Context(), redisClaim(t, twice)), "they share a server")
 	require.NoError(t, servers[1].Client().Do(t.Context(), "ACL", "SETUSER", "default", "-time").Err())
-	err := checker.CheckServer(t.Context(), redisAsk(t, s))
+	err := checker.CheckServer(t.Context(), redisClaim(t, s))
 	require.ErrorContains(t, err, "member 2: cannot")
 	require.NotContains(t, err.Error(), "member 1")
 }
@@ -319,7 +319,7 @@ func TestAnEmptyRestartLetsNobodyIn(t *testing.T) {
 			servers := startServers(t)
 			s, other := over(t, servers), over(t, servers, options...)
 			servers[2].Kill()
-			a := redisAsk(t, s)
+			a := redisClaim(t, s)
 			a.TTL = ttl
 			held, err := s.Try(t.Context(), a)
 			require.NoError(t, err)
@@ -327,18 +327,18 @@ func TestAnEmptyRestartLetsNobodyIn(t *testing.T) {
 			servers[0].Kill()
 			servers[0].Restart()
 			servers[2].Restart()
-			ask := redisAsk(t, other)
-			_, err = other.Try(t.Context(), ask)
+			claim := redisClaim(t, other)
+			_, err = other.Try(t.Context(), claim)
 			if options == nil {
 				require.NoError(t, err, "the fault is there")
 				require.True(t, time.Now().Before(held.Until()))
 			} else {
 				for time.Now().Before(held.Until()) {
-					_, err = other.Try(t.Context(), ask)
+					_, err = other.Try(t.Context(), claim)
 					require.Error(t, err)
 				}
 				redistest.Eventually(t, 2*ttl, func() bool {
-					_, err = other.Try(t.Context(), redisAsk(t, other))
+					_, err = other.Try(t.Context(), redisClaim(t, other))
 					return err == nil
 				}, "the lock is given when the members have run for long enough")
 			}

@@ -84,14 +84,14 @@ func again[T any](ctx context.Context, s *server, command func(ctx context.Conte
 	}
 }
 
-func (s *server) Check(a store.Ask) (store.Ask, error) { return a, nil }
-func (s *server) Close() error                         { return nil }
+func (s *server) Check(a store.Claim) (store.Claim, error) { return a, nil }
+func (s *server) Close() error                             { return nil }
 
-func (s *server) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s *server) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	return run(s, func(m *mem.Store) (store.Lease, error) { return m.Try(ctx, a) })
 }
 
-func (s *server) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *server) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return again(ctx, s, func(ctx context.Context, m *mem.Store) (store.Lease, error) { return m.Wait(ctx, a, progress) })
 }
 
@@ -110,8 +110,8 @@ func (s *server) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	return all(s, len(renewals), func(m *mem.Store) []error { return m.Renew(ctx, renewals) })
 }
 
-func (s *server) Forget(ctx context.Context, asks []store.Ask) []error {
-	return all(s, len(asks), func(m *mem.Store) []error { return m.Forget(ctx, asks) })
+func (s *server) Forget(ctx context.Context, claims []store.Claim) []error {
+	return all(s, len(claims), func(m *mem.Store) []error { return m.Forget(ctx, claims) })
 }
 
 func all(s *server, n int, command func(m *mem.Store) []error) []error {
@@ -128,11 +128,11 @@ func (s *server) Token(ctx context.Context, l store.Lease) (int64, error) {
 	return run(s, func(m *mem.Store) (int64, error) { return m.Token(ctx, l) })
 }
 
-func (s *server) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s *server) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	return run(s, func(m *mem.Store) (store.State, error) { return m.Look(ctx, a) })
 }
 
-func (s *server) Break(ctx context.Context, a store.Ask) error {
+func (s *server) Break(ctx context.Context, a store.Claim) error {
 	_, err := run(s, func(m *mem.Store) (none struct{}, err error) { return none, m.Break(ctx, a) })
 	return err
 }
@@ -186,7 +186,7 @@ func lockOn(t *testing.T, ttl time.Duration, waiters int, away ...int) *fleet {
 		synctest.Wait()
 	}
 	t.Cleanup(group.Wait)
-	state, err := s.Look(t.Context(), store.Ask{Name: "orders"})
+	state, err := s.Look(t.Context(), store.Claim{Name: "orders"})
 	require.NoError(t, err)
 	f.owner = state.Owner
 	f.end = func() {
@@ -198,7 +198,7 @@ func lockOn(t *testing.T, ttl time.Duration, waiters int, away ...int) *fleet {
 
 // has reports whether the holder has the lock of a server.
 func (f *fleet) has(i int) bool {
-	state, err := f.servers[i].Look(f.Context(), store.Ask{Name: "orders"})
+	state, err := f.servers[i].Look(f.Context(), store.Claim{Name: "orders"})
 	return err == nil && state.Owner == f.owner
 }
 

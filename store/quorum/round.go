@@ -26,7 +26,7 @@ const (
 
 // attemptLimit returns the time limit of an attempt at one member: a quarter of the TTL, at most
 // longestLimit, and the time for the replicas of the member.
-func attemptLimit(a store.Ask) time.Duration { return min(a.TTL/4, longestLimit) + a.Acks.Timeout }
+func attemptLimit(a store.Claim) time.Duration { return min(a.TTL/4, longestLimit) + a.Acks.Timeout }
 
 // answer is the answer of one member. silent says that the member was silent when the round began:
 // the quorum's own flag changes with an answer that the round has not taken in yet.

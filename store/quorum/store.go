@@ -72,9 +72,9 @@ func New(members ...store.Store) (store.Store, error) {
 	}, nil
 }
 
-// Check accepts an ask that all members accept, in one spelling. Kinds other than a
+// Check accepts a claim that all members accept, in one spelling. Kinds other than a
 // mutex are [errors.ErrUnsupported]: majorities of semaphores do not add up to one.
-func (q *quorum) Check(a store.Ask) (store.Ask, error) {
+func (q *quorum) Check(a store.Claim) (store.Claim, error) {
 	if a.Kind != store.Mutex || a.Limit != 1 {
 		return a, fmt.Errorf("%w: a lock in a quorum is a mutex, and not %s", errors.ErrUnsupported, a.Kind)
 	}
@@ -83,7 +83,7 @@ func (q *quorum) Check(a store.Ask) (store.Ask, error) {
 		if err != nil {
 			break
 		}
-		var other store.Ask
+		var other store.Claim
 		if other, err = m.Check(a); err == nil && !isSame(other, checked) {
 			err = fmt.Errorf("member %d spells the lock %+v, and member 1 %+v: do all have the same prefix?", i+2, other, checked)
 		}
@@ -91,8 +91,8 @@ func (q *quorum) Check(a store.Ask) (store.Ask, error) {
 	return checked, err
 }
 
-// isSame compares two spellings of an ask without the Report, whose type may not be comparable.
-func isSame(a, b store.Ask) bool {
+// isSame compares two spellings of a claim without the Report, whose type may not be comparable.
+func isSame(a, b store.Claim) bool {
 	a.Report, b.Report = nil, nil
 	return a == b
 }
@@ -100,7 +100,7 @@ func isSame(a, b store.Ask) bool {
 // Try asks all members at once. The hold has the lock when a majority has given its lease, and the
 // first member that can be reached is among them. A refusal by that member is a refusal of the
 // lock, as the waiters queue there.
-func (q *quorum) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (q *quorum) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	if ctx.Err() != nil {
 		return store.Lease{}, lifetime.Ended(ctx)
 	}
@@ -118,7 +118,7 @@ func (q *quorum) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 		return store.Lease{}, q.refused(ctx, a, r)
 	}
 	errs, leases := r.errs(), r.values()
-	l := store.Lease{Ask: a, Sent: q.best(leases).Sent, Unsure: len(where(errs, unsure)) > 0}
+	l := store.Lease{Claim: a, Sent: q.best(leases).Sent, Unsure: len(where(errs, unsure)) > 0}
 	for _, given := range leases {
 		l.Unsure = l.Unsure || given.Unsure
 	}
@@ -130,7 +130,7 @@ func (q *quorum) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 // refused takes back all leases of a hold that does not have the lock, and returns the error of
 // Try.
-func (q *quorum) refused(ctx context.Context, a store.Ask, r *round[store.Lease]) error {
+func (q *quorum) refused(ctx context.Context, a store.Claim, r *round[store.Lease]) error {
 	r.finish()
 	errs := r.errs()
 	err := failed(ctx, errs)
@@ -149,9 +149,9 @@ func (q *quorum) all() []int {
 	return where(make([]error, len(q.members)), done)
 }
 
-// takeBack forgets an ask at members, and reports whether all of them have confirmed. takeBack does
+// takeBack forgets a claim at members, and reports whether all of them have confirmed. takeBack does
 // not wait for silent members, nor beyond the end of ctx, and has a time limit.
-func (q *quorum) takeBack(ctx context.Context, a store.Ask, members []int) bool {
+func (q *quorum) takeBack(ctx context.Context, a store.Claim, members []int) bool {
 	if len(members) == 0 {
 		return true
 	}
@@ -162,7 +162,7 @@ func (q *quorum) takeBack(ctx context.Context, a store.Ask, members []int) bool 
 				if !slices.Contains(members, i) {
 					return none, errNotAsked
 				}
-				return none, q.members[i].Forget(ctx, []store.Ask{a})[0]
+				return none, q.members[i].Forget(ctx, []store.Claim{a})[0]
 			})
 		confirmed <- len(r.values()) == len(members)
 		r.rest()
@@ -188,10 +188,10 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 	errs, leases := r.errs(), r.values()
 	if err := q.verdict(ctx, errs); err != nil {
 		q.dismiss(command)
-		q.abandon(l.Ask, errs)
+		q.abandon(l.Claim, errs)
 		return store.Lease{}, err
 	}
-	q.fill(command, l.Ask, where(errs, gone))
+	q.fill(command, l.Claim, where(errs, gone))
 	entered := l
 	if l.TTL > 0 {
 		kept := q.best(leases)
@@ -210,7 +210,7 @@ func (q *quorum) Release(ctx context.Context, l store.Lease) error {
 		func(ctx context.Context, i int) (none struct{}, err error) {
 			err = q.members[i].Release(ctx, l)
 			if gone(err) { // a fill that gave up may have left a place in the queue
-				_ = q.members[i].Forget(ctx, []store.Ask{l.Ask})
+				_ = q.members[i].Forget(ctx, []store.Claim{l.Claim})
 			}
 			return none, err
 		})
@@ -257,7 +257,7 @@ func (q *quorum) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	defer r.behind()
 	r.linger(ctx, begun, r.complete)
 	for lease, renewal := range renewals {
-		errs, a := of(r, lease), renewal.Lease.Ask
+		errs, a := of(r, lease), renewal.Lease.Claim
 		results[lease] = q.verdict(ctx, errs)
 		q.abandon(a, errs)
 		if a.TTL = renewal.TTL; results[lease] != nil {
@@ -277,19 +277,19 @@ func word(a answer[[]error], hold int) error {
 	return a.value[hold]
 }
 
-// Forget takes back the remains at all members. An ask is forgotten when all members have
+// Forget takes back the remains at all members. A claim is forgotten when all members have
 // confirmed; the error names the others.
-func (q *quorum) Forget(ctx context.Context, asks []store.Ask) []error {
-	for _, a := range asks {
+func (q *quorum) Forget(ctx context.Context, claims []store.Claim) []error {
+	for _, a := range claims {
 		defer q.over(a.ID)()
 	}
 	r := ask(ctx, q, 0, func(*round[[]error]) bool { return false },
 		func(ctx context.Context, i int) ([]error, error) {
-			errs := q.members[i].Forget(ctx, asks)
+			errs := q.members[i].Forget(ctx, claims)
 			return errs, unreached(errs)
 		})
-	results := make([]error, len(asks))
-	for n := range asks {
+	results := make([]error, len(claims))
+	for n := range claims {
 		errs := make([]error, len(r.answers))
 		for i, a := range r.answers {
 			errs[i] = word(a, n)
@@ -317,7 +317,7 @@ func (q *quorum) Token(ctx context.Context, l store.Lease) (int64, error) {
 	var token int64
 	for range 2 {
 		floored := l // a copy for members that go on behind the round
-		r := ask(ctx, q, attemptLimit(l.Ask), (*round[int64]).settled,
+		r := ask(ctx, q, attemptLimit(l.Claim), (*round[int64]).settled,
 			func(ctx context.Context, i int) (int64, error) { return q.members[i].Token(ctx, floored) })
 		r.behind()
 		errs, drawn := r.errs(), r.values()

@@ -15,7 +15,7 @@ import (
 )
 
 // List implements [store.Listing]. A hold is at a majority, and so at one member of any majority.
-func (q *quorum) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+func (q *quorum) List(ctx context.Context, a store.Claim) (map[string]store.Kind, error) {
 	r := ask(ctx, q, 0, (*round[map[string]store.Kind]).settled,
 		func(ctx context.Context, i int) (map[string]store.Kind, error) {
 			if m, is := q.members[i].(store.Listing); is {
@@ -38,7 +38,7 @@ func (q *quorum) List(ctx context.Context, a store.Ask) (map[string]store.Kind, 
 // Look returns the view of the majority. The owner is a hold that may have a majority, and its
 // lease ends when the majority does. The token is the last one that a majority has drawn. The
 // waiters are those of the first member that can be reached.
-func (q *quorum) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (q *quorum) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	r := ask(ctx, q, longestLimit, (*round[store.State]).settled,
 		func(ctx context.Context, i int) (store.State, error) { return q.members[i].Look(ctx, a) })
 	r.behind()
@@ -85,7 +85,7 @@ func mostCommon(states []store.State) (count int) {
 
 // Break frees the lock at all members. Break returns nil if the hold may have had a majority, and a
 // majority does not have the hold any more; ErrGone if a majority did not have the hold before.
-func (q *quorum) Break(ctx context.Context, a store.Ask) error {
+func (q *quorum) Break(ctx context.Context, a store.Claim) error {
 	defer q.over(a.ID)()
 	r := ask(ctx, q, longestLimit, func(*round[struct{}]) bool { return false },
 		func(ctx context.Context, i int) (none struct{}, err error) {
@@ -105,7 +105,7 @@ func (q *quorum) Watch(client string, doubt func(store.ID)) (stop func()) {
 }
 
 // Want tells the client of the hold at each member.
-func (q *quorum) Want(ctx context.Context, a store.Ask) error {
+func (q *quorum) Want(ctx context.Context, a store.Claim) error {
 	return tell(ctx, q, func(ctx context.Context, m store.Asking) error { return m.Want(ctx, a) })
 }
 
@@ -115,7 +115,7 @@ func (q *quorum) WatchWanted(client string, wanted func(store.ID)) (stop func())
 }
 
 // Announce tells those who follow the lock at each member.
-func (q *quorum) Announce(ctx context.Context, a store.Ask) error {
+func (q *quorum) Announce(ctx context.Context, a store.Claim) error {
 	return tell(ctx, q, func(ctx context.Context, m store.Announcing) error { return m.Announce(ctx, a) })
 }
 
@@ -168,7 +168,7 @@ func (q *quorum) Races() bool {
 
 // CheckServer checks all members, and names each member that lacks something. If none does,
 // CheckServer checks that the members are servers of their own.
-func (q *quorum) CheckServer(ctx context.Context, a store.Ask) error {
+func (q *quorum) CheckServer(ctx context.Context, a store.Claim) error {
 	if ctx.Err() != nil {
 		return lifetime.Ended(ctx)
 	}
@@ -197,37 +197,37 @@ const checkTTL = 4 * longestLimit
 // checkServers gives the lock of each member to a hold of its own, and looks whether each member
 // has its hold and no other. Two members may be one server, and one address may be several servers:
 // then the loss of one server may be the loss of a majority.
-func (q *quorum) checkServers(ctx context.Context, a store.Ask) error {
+func (q *quorum) checkServers(ctx context.Context, a store.Claim) error {
 	a.Name, a.TTL, a.Acks = fmt.Sprintf("%s-%08x", a.Name, rand.Uint32()), checkTTL, store.Acks{}
-	asks := make([]store.Ask, len(q.members))
-	for i := range asks {
-		asks[i] = a
-		asks[i].ID = store.ID(fmt.Sprintf("%s:0:%d", a.ID, i+1))
+	claims := make([]store.Claim, len(q.members))
+	for i := range claims {
+		claims[i] = a
+		claims[i].ID = store.ID(fmt.Sprintf("%s:0:%d", a.ID, i+1))
 	}
 	never := func(*round[store.State]) bool { return false }
 	taken := ask(ctx, q, longestLimit, never, func(ctx context.Context, i int) (none store.State, err error) {
-		_, err = q.members[i].Try(ctx, asks[i])
+		_, err = q.members[i].Try(ctx, claims[i])
 		return none, err
 	})
 	looked := ask(ctx, q, longestLimit, never, func(ctx context.Context, i int) (store.State, error) {
-		return q.members[i].Look(ctx, asks[i])
+		return q.members[i].Look(ctx, claims[i])
 	})
 	ask(context.WithoutCancel(ctx), q, longestLimit, never, func(ctx context.Context, i int) (none store.State, err error) {
-		return none, q.members[i].Forget(ctx, asks[i:i+1])[0]
+		return none, q.members[i].Forget(ctx, claims[i:i+1])[0]
 	})
-	errs := make([]error, len(asks))
-	for i := range asks {
-		errs[i] = checkMember(i, asks, taken.answers[i].err, looked.answers[i])
+	errs := make([]error, len(claims))
+	for i := range claims {
+		errs[i] = checkMember(i, claims, taken.answers[i].err, looked.answers[i])
 	}
 	return errors.Join(errs...)
 }
 
 // checkMember judges the answers of a member that has tried to give its lock to the hold of its
 // ask.
-func checkMember(member int, asks []store.Ask, tried error, looked answer[store.State]) error {
+func checkMember(member int, claims []store.Claim, tried error, looked answer[store.State]) error {
 	var busy *store.Busy
 	errors.As(tried, &busy)
-	for i, a := range asks {
+	for i, a := range claims {
 		state := looked.value
 		has := state.Owner == a.ID || slices.ContainsFunc(state.Others, func(h store.Held) bool { return h.ID == a.ID })
 		if i != member && (has || busy != nil && busy.Owner == a.ID) {

@@ -26,7 +26,7 @@ const (
 // may hold a minority each. So a hold without a majority in time gives up, at a random moment.
 type waiting struct {
 	*quorum
-	ask      store.Ask
+	claim    store.Claim
 	caller   context.Context
 	ctx      context.Context // of the calls at the members
 	progress func(store.Progress)
@@ -79,12 +79,12 @@ const (
 // If the ID is of no use any more, Wait returns a lease that was never sent, and Enter says that
 // the lease is gone: the caller asks again with a new ID. The old ID cannot serve, as commands that
 // take the old ID back may run late.
-func (q *quorum) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (q *quorum) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	if ctx.Err() != nil {
 		return store.Lease{}, lifetime.Ended(ctx)
 	}
 	w := &waiting{
-		quorum: q, ask: a, caller: ctx, progress: progress, events: make(chan event), seats: make([]seat, len(q.members)),
+		quorum: q, claim: a, caller: ctx, progress: progress, events: make(chan event), seats: make([]seat, len(q.members)),
 		alarm: time.NewTimer(attemptLimit(a)),
 	}
 	defer w.alarm.Stop()
@@ -116,7 +116,7 @@ func (q *quorum) Wait(ctx context.Context, a store.Ask, progress func(store.Prog
 	cancel(lifetime.Ended(ctx)) // nil: given up
 	w.drain()
 	if w.spent && ctx.Err() == nil {
-		return store.Lease{Ask: a}, nil
+		return store.Lease{Claim: a}, nil
 	}
 	return store.Lease{}, w.error(ctx)
 }
@@ -138,21 +138,21 @@ func (w *waiting) start(i int, c call) {
 		defer func() { w.events <- e }()
 		ctx, cancel := w.ctx, context.CancelFunc(func() {})
 		if c != callWait {
-			ctx, cancel = context.WithTimeout(ctx, attemptLimit(w.ask))
+			ctx, cancel = context.WithTimeout(ctx, attemptLimit(w.claim))
 		}
 		defer cancel()
 		attempts.Outlast(&e.err, func() (err error) {
 			switch c {
 			case callTry:
-				e.lease, err = m.Try(ctx, w.ask)
+				e.lease, err = m.Try(ctx, w.claim)
 			case callWait:
-				e.lease, err = m.Wait(ctx, w.ask, func(p store.Progress) {
+				e.lease, err = m.Wait(ctx, w.claim, func(p store.Progress) {
 					w.events <- event{member: i, call: c, progress: &p}
 				})
 			case callEnter:
 				e.lease, err = m.Enter(ctx, lease, 1)
 			case callLook:
-				_, err = m.Look(ctx, w.ask)
+				_, err = m.Look(ctx, w.claim)
 			}
 			return err
 		})
@@ -183,7 +183,7 @@ func (w *waiting) note(e event) {
 	w.ended(e)
 	switch {
 	case e.call == callLook && e.member == w.anchor && !w.taking:
-		if e.err != nil && w.quiet(e.member) >= attemptLimit(w.ask) {
+		if e.err != nil && w.quiet(e.member) >= attemptLimit(w.claim) {
 			w.silent[e.member].Store(true)
 			w.moveOn()
 			return
@@ -193,7 +193,7 @@ func (w *waiting) note(e event) {
 	case e.call == callEnter && e.err != nil: // the grant was over before its answer
 		w.spent = e.member == w.anchor
 	case e.err == nil:
-		if e.call != callEnter && time.Until(e.lease.Until()) < w.ask.TTL/2 {
+		if e.call != callEnter && time.Until(e.lease.Until()) < w.claim.TTL/2 {
 			s.has = false // the lease counts from long ago
 			w.start(e.member, callEnter)
 		}
@@ -284,7 +284,7 @@ func (w *waiting) giveBack() {
 			w.seats[i].has = false
 		}
 	}
-	if !w.takeBack(w.caller, w.ask, members) {
+	if !w.takeBack(w.caller, w.claim, members) {
 		w.spent, w.unsure = true, true
 	}
 }
@@ -298,7 +298,7 @@ func (w *waiting) take() {
 	w.resetTaking(w.takingLimit())
 }
 
-func (w *waiting) takingLimit() time.Duration { return min(w.ask.TTL/2, longestTaking) }
+func (w *waiting) takingLimit() time.Duration { return min(w.claim.TTL/2, longestTaking) }
 
 // resetTaking ends the taking after half to all of limit, at random.
 func (w *waiting) resetTaking(limit time.Duration) { w.alarm.Reset(limit/2 + rand.N(limit/2+1)) }
@@ -307,7 +307,7 @@ func (w *waiting) resetTaking(limit time.Duration) { w.alarm.Reset(limit/2 + ran
 // is silent. An anchor that answers other calls is not silent: the answer for this call is late, as in
 // a crowd. If no member has answered, one is as good as another until a look finds one that answers.
 func (w *waiting) overdue() {
-	s, due := w.seats[w.anchor], attemptLimit(w.ask)
+	s, due := w.seats[w.anchor], attemptLimit(w.claim)
 	if s.answered {
 		due = w.beat()
 	}
@@ -347,7 +347,7 @@ func (w *waiting) moveBack(i int) { w.queueAt(i) }
 // queueAt makes a member the anchor, where the hold may have the lock, or a place in the queue, already.
 func (w *waiting) queueAt(i int) {
 	w.anchor = i
-	w.alarm.Reset(attemptLimit(w.ask))
+	w.alarm.Reset(attemptLimit(w.claim))
 	switch s := w.seats[i]; {
 	case s.has:
 		w.take()
@@ -358,7 +358,7 @@ func (w *waiting) queueAt(i int) {
 	}
 }
 
-func (w *waiting) beat() time.Duration { return min(w.ask.TTL/3, longestBeat) }
+func (w *waiting) beat() time.Duration { return min(w.claim.TTL/3, longestBeat) }
 
 // admitted reports whether the hold has the lock.
 func (w *waiting) admitted() bool { return w.taking && w.count(seat.owned) >= w.majority }
@@ -397,7 +397,7 @@ func (w *waiting) in(cancel context.CancelCauseFunc) store.Lease {
 	}
 	var leases []store.Lease
 	var open []int
-	l := store.Lease{Ask: w.ask, Unsure: w.unsure || w.open > 0}
+	l := store.Lease{Claim: w.claim, Unsure: w.unsure || w.open > 0}
 	for i, s := range w.seats {
 		if s.asking {
 			open = append(open, i)
@@ -416,7 +416,7 @@ func (w *waiting) in(cancel context.CancelCauseFunc) store.Lease {
 		return l
 	}
 	end := func() { cancel(context.Canceled) }
-	w.behind(w.enlist(w.ask.ID, end), w.ask, open, func() {
+	w.behind(w.enlist(w.claim.ID, end), w.claim, open, func() {
 		timer := time.AfterFunc(straggle, end)
 		defer timer.Stop()
 		w.drain()

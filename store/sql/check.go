@@ -22,7 +22,7 @@ const checkLimit = 3 * time.Second
 // transaction, undoes the transaction, and sends a notification to the Listener. The error names
 // the first thing that is missing: a table, a right, a writable server, a table that undoes, or a
 // Listener that hears.
-func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
+func (s *Store) CheckServer(ctx context.Context, a store.Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	a.Name, a.ID = "relock-check-"+rand.Text(), store.ID("check:1:"+rand.Text())
@@ -52,7 +52,7 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 // live takes two holds of a new name through their lives, with each statement that needs a right,
 // and reads what each step has done: the second hold waits for the first one, the renewal is in the
 // table, a release is a grant to the next hold, and nothing is left.
-func (t *tx) live(a store.Ask) error {
+func (t *tx) live(a store.Claim) error {
 	if err := t.seesAll(); err != nil {
 		return err
 	}
@@ -65,13 +65,13 @@ func (t *tx) live(a store.Ask) error {
 		}
 		return k, err
 	}
-	for _, ask := range []store.Ask{a, second} {
-		k, err := t.open(ask.Name, ask.ID, true)
+	for _, claim := range []store.Claim{a, second} {
+		k, err := t.open(claim.Name, claim.ID, true)
 		if err != nil {
 			return err
 		}
-		p, err := k.ask(ask, ways{join: true})
-		if err == nil && (p.arrival > 0) != (ask.ID == second.ID) {
+		p, err := k.claim(claim, ways{join: true})
+		if err == nil && (p.arrival > 0) != (claim.ID == second.ID) {
 			err = fmt.Errorf("%w: a hold does not keep the next one out", errNoEffect)
 		}
 		if err != nil {

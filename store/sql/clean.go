@@ -33,7 +33,7 @@ func (s *Store) Clean(ctx context.Context) error { return s.clean(ctx, keepNames
 
 func (s *Store) clean(ctx context.Context, older time.Duration) error {
 	for _, statement := range []string{cleanHolds, cleanLocks} {
-		err := s.run(ctx, command{asking, store.Ask{}, fewTries, slow}, func(ctx context.Context) error {
+		err := s.run(ctx, command{asking, store.Claim{}, fewTries, slow}, func(ctx context.Context) error {
 			_, err := s.statement(ctx, statement, toMicros(older))
 			return err
 		})

@@ -84,9 +84,9 @@ func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 		s := d.pool(d.T, 4)
 		other, third := try(d, s, named("other")), try(d, s, named("third"))
 		var holds []store.Lease
-		var unwanted []store.Ask
+		var unwanted []store.Claim
 		for range 20 {
-			a := ask(time.Minute)
+			a := claim(time.Minute)
 			a.Kind, a.Limit = store.ReadWrite, store.Unlimited
 			holds, unwanted = append(holds, try(d, s, a)), append(unwanted, a)
 		}
@@ -105,7 +105,7 @@ func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 		for _, l := range holds {
 			group.Go(func() { _ = s.Release(ctx, l) })
 		}
-		group.Go(func() { s.Forget(ctx, append(unwanted, third.Ask)) })
+		group.Go(func() { s.Forget(ctx, append(unwanted, third.Claim)) })
 		<-time.After(200 * time.Millisecond)
 		begun := time.Now()
 		require.NoError(d, s.Release(d.Context(), other))
@@ -116,12 +116,12 @@ func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 	})
 }
 
-// New callers of a name have all turns of asks, for as long as two waiters are granted the lock.
+// New callers of a name have all turns of claims, for as long as two waiters are granted the lock.
 func TestTheFirstWaitersDoNotAskBehindNewCallers(t *testing.T) {
 	onEach(t, func(d *rig) {
 		s := d.store(d.T)
-		owner := try(d, d.past(d), ask(2*time.Second)) // which nobody renews
-		first, second := wait(d, s, ask(time.Minute)), wait(d, s, ask(time.Minute))
+		owner := try(d, d.past(d), claim(2*time.Second)) // which nobody renews
+		first, second := wait(d, s, claim(time.Minute)), wait(d, s, claim(time.Minute))
 		leave, err := s.FillAsks(d.Context(), owner.Name)
 		require.NoError(d, err)
 		defer leave()
@@ -136,30 +136,30 @@ func TestTheFirstWaitersDoNotAskBehindNewCallers(t *testing.T) {
 func TestAWaitForARowInMariaDBEndsWithItsAttempt(t *testing.T) {
 	d := &rig{t, mariadb(t)}
 	s := d.pool(t, 4)
-	var asks, others atomic.Int64
+	var claims, others atomic.Int64
 	d.proxy.Watch(func(up bool, data []byte) bool {
 		switch {
 		case !up || !bytes.Contains(data, []byte("FOR UPDATE")):
 		case bytes.Contains(data, []byte("WAIT 1 ")):
-			asks.Add(1)
+			claims.Add(1)
 		default:
 			others.Add(1)
 		}
 		return false
 	})
 	const ttl = 1500 * time.Millisecond // its attempts last for half a second
-	_, err := s.Try(t.Context(), ask(ttl))
+	_, err := s.Try(t.Context(), claim(ttl))
 	require.NoError(t, err)
 	d.proxy.Watch(nil)
-	require.Positive(t, asks.Load())
+	require.Positive(t, claims.Load())
 	require.Zero(t, others.Load())
 }
 
 // longestAttempt is the time for which a command of a hold with a TTL of a minute keeps its connection.
 const longestAttempt = 10 * time.Second
 
-func named(name string) store.Ask {
-	a := ask(time.Minute)
+func named(name string) store.Claim {
+	a := claim(time.Minute)
 	a.Name = name
 	return a
 }
@@ -169,10 +169,10 @@ func TestOneWaiterKeepsThePlacesOfAllWaitersOfItsName(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T
 		s, other := d.store(t), d.past(t)
-		l := try(t, other, ask(time.Minute))
+		l := try(t, other, claim(time.Minute))
 		var line []*waiter
 		for range 40 {
-			line = append(line, wait(t, s, ask(time.Minute)))
+			line = append(line, wait(t, s, claim(time.Minute)))
 		}
 		var packets atomic.Int64
 		if d.listens {
@@ -213,10 +213,10 @@ func TestWaitersWhosePlacesAreLostQueueAgain(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T
 		s := d.store(t)
-		l := try(t, s, ask(time.Minute))
+		l := try(t, s, claim(time.Minute))
 		var line []*waiter
 		for range 12 {
-			line = append(line, wait(t, s, ask(time.Minute)))
+			line = append(line, wait(t, s, claim(time.Minute)))
 		}
 		require.Eventually(t, func() bool {
 			_, err := d.db.ExecContext(t.Context(), "DELETE FROM relock_holds WHERE state = 0")
@@ -245,10 +245,10 @@ func TestAWaiterHearsOfALostGrantFromTheNextAsk(t *testing.T) {
 	t.Parallel()
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithListener(deaf{})), d.past(t)
-	l := try(t, other, ask(time.Minute))
+	l := try(t, other, claim(time.Minute))
 	var line []*waiter
 	for range 7 {
-		line = append(line, wait(t, s, ask(time.Minute)))
+		line = append(line, wait(t, s, claim(time.Minute)))
 	}
 	for _, w := range line {
 		require.NoError(t, other.Release(t.Context(), l))
@@ -270,8 +270,8 @@ func TestAGrantThatIsTakenBackIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithListener(mute{})), d.past(t)
-	l := try(t, other, ask(time.Minute))
-	a := ask(time.Minute)
+	l := try(t, other, claim(time.Minute))
+	a := claim(time.Minute)
 	w := wait(t, s, a)
 	require.NoError(t, other.Release(t.Context(), l))
 	require.NoError(t, s.Break(t.Context(), a))
@@ -294,7 +294,7 @@ func TestCommandsSendFewStatements(t *testing.T) {
 			d.through += "&default_query_exec_mode=exec"
 		}
 		s := d.pool(t, 10, relocksql.WithPoll(5*time.Second, 5*time.Second)) // polls would be counted
-		require.NoError(t, s.Release(t.Context(), try(t, s, ask(time.Minute))))
+		require.NoError(t, s.Release(t.Context(), try(t, s, claim(time.Minute))))
 		count := func(do func()) int64 {
 			var packets atomic.Int64
 			d.proxy.Watch(func(up bool, _ []byte) bool {
@@ -310,15 +310,15 @@ func TestCommandsSendFewStatements(t *testing.T) {
 		got := map[string]int64{}
 		var l store.Lease
 		got["pair"] = count(func() {
-			l = try(t, s, ask(time.Minute))
+			l = try(t, s, claim(time.Minute))
 			require.NoError(t, s.Release(t.Context(), l))
 		})
-		l = try(t, s, ask(time.Minute))
+		l = try(t, s, claim(time.Minute))
 		got["renewal"] = count(func() {
 			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: time.Minute, Count: 1}})[0])
 		})
 		var w *waiter
-		got["queue"] = count(func() { w = wait(t, s, ask(time.Minute)) })
+		got["queue"] = count(func() { w = wait(t, s, claim(time.Minute)) })
 		got["hand-over"] = count(func() {
 			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)

@@ -19,8 +19,8 @@
 // A row of relock_holds is in one of three states, and each change is part of one transaction that
 // locks the row of the name first:
 //
-//	(no row) -> waiting    an ask finds the lock taken, and gets the next arrival number
-//	(no row) -> held       an ask finds the lock free, and nobody waits
+//	(no row) -> waiting    a claim finds the lock taken, and gets the next arrival number
+//	(no row) -> held       a claim finds the lock free, and nobody waits
 //	waiting  -> granted    a transaction that frees the lock gives it to the first live waiter
 //	granted  -> held       the first entry or renewal of the hold
 //	any      -> (no row)   release, forget, break, or the end of the lease

@@ -90,8 +90,8 @@ func TestARoleWithoutARightIsRefusedAndFoundByCheck(t *testing.T) {
 		}
 		s, err := relocksql.New(d.open(d, login), d.dialect)
 		require.NoError(d, err)
-		require.ErrorContains(d, s.CheckServer(d.Context(), ask(time.Minute)), "grant SELECT, INSERT, UPDATE and DELETE")
-		l := try(d, s, ask(time.Minute))
+		require.ErrorContains(d, s.CheckServer(d.Context(), claim(time.Minute)), "grant SELECT, INSERT, UPDATE and DELETE")
+		l := try(d, s, claim(time.Minute))
 		require.ErrorContains(d, s.Release(d.Context(), l), "grant SELECT, INSERT, UPDATE and DELETE")
 	})
 }
@@ -232,7 +232,7 @@ func TestARollbackThatFailsEndsItsConnection(t *testing.T) {
 	db.SetMaxOpenConns(1)
 	s, err := relocksql.New(db, d.dialect)
 	require.NoError(t, err)
-	require.NoError(t, s.CheckServer(t.Context(), ask(time.Minute)))
+	require.NoError(t, s.CheckServer(t.Context(), claim(time.Minute)))
 	require.True(t, failed.Load())
 	var in int
 	conn, err := d.db.Conn(t.Context()) // nobody has the database locked
@@ -243,6 +243,6 @@ func TestARollbackThatFailsEndsItsConnection(t *testing.T) {
 	require.Zero(t, in)
 	_, err = conn.ExecContext(t.Context(), "ROLLBACK")
 	require.NoError(t, errors.Join(err, conn.Close()))
-	l := try(t, s, ask(time.Minute))
+	l := try(t, s, claim(time.Minute))
 	require.NoError(t, s.Release(t.Context(), l))
 }

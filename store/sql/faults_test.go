@@ -42,21 +42,24 @@ func TestACommandThatLosesItsConnectionAnywhereSaysSo(t *testing.T) {
 	servers(t, func(d *rig) {
 		t := d.T
 		s, past := d.store(t), d.past(t)
-		for name, call := range map[string]func(ctx context.Context, l store.Lease, a store.Ask) error{
-			"Try":     func(ctx context.Context, _ store.Lease, a store.Ask) error { _, err := s.Try(ctx, a); return err },
-			"Enter":   func(ctx context.Context, l store.Lease, _ store.Ask) error { _, err := s.Enter(ctx, l, 2); return err },
-			"Release": func(ctx context.Context, l store.Lease, _ store.Ask) error { return s.Release(ctx, l) },
-			"Renew": func(ctx context.Context, l store.Lease, _ store.Ask) error {
+		for name, call := range map[string]func(ctx context.Context, l store.Lease, a store.Claim) error{
+			"Try": func(ctx context.Context, _ store.Lease, a store.Claim) error { _, err := s.Try(ctx, a); return err },
+			"Enter": func(ctx context.Context, l store.Lease, _ store.Claim) error {
+				_, err := s.Enter(ctx, l, 2)
+				return err
+			},
+			"Release": func(ctx context.Context, l store.Lease, _ store.Claim) error { return s.Release(ctx, l) },
+			"Renew": func(ctx context.Context, l store.Lease, _ store.Claim) error {
 				return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: time.Minute, Count: 2}})[0]
 			},
-			"Forget": func(ctx context.Context, l store.Lease, _ store.Ask) error {
-				return s.Forget(ctx, []store.Ask{l.Ask})[0]
+			"Forget": func(ctx context.Context, l store.Lease, _ store.Claim) error {
+				return s.Forget(ctx, []store.Claim{l.Claim})[0]
 			},
 		} {
 			for n := 0; ; n++ {
-				a, l := ask(time.Minute), store.Lease{}
+				a, l := claim(time.Minute), store.Lease{}
 				if name != "Try" {
-					l = try(t, past, ask(time.Minute))
+					l = try(t, past, claim(time.Minute))
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 				lost := d.cutFrom(n)
@@ -73,7 +76,7 @@ func TestACommandThatLosesItsConnectionAnywhereSaysSo(t *testing.T) {
 				default:
 					require.Equal(t, l.ID, state.Owner, "%s behind %d packets has run: %v", name, n, err)
 				}
-				require.NoError(t, errors.Join(past.Forget(t.Context(), []store.Ask{a, l.Ask})...))
+				require.NoError(t, errors.Join(past.Forget(t.Context(), []store.Claim{a, l.Claim})...))
 				if err == nil && !lost() {
 					require.Positive(t, n)
 					break
@@ -119,8 +122,8 @@ func TestACommandAfterALostReplyHasTheEffectOfOne(t *testing.T) {
 		s, past := d.store(t), d.past(t)
 		for _, last := range [][]byte{nil, shutdowns[d.kind]} {
 			d.loseCommit(t, last)
-			l := try(t, s, ask(time.Minute))
-			state, err := past.Look(t.Context(), l.Ask)
+			l := try(t, s, claim(time.Minute))
+			state, err := past.Look(t.Context(), l.Claim)
 			require.NoError(t, err)
 			require.Equal(t, l.ID, state.Owner)
 			require.Equal(t, 1, state.Count)
@@ -151,7 +154,7 @@ func TestAHoldHasTheRowOfItsName(t *testing.T) {
 		}
 		return false
 	})
-	l := try(t, s, ask(time.Minute))
+	l := try(t, s, claim(time.Minute))
 	require.True(t, deleted.Load())
 	require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_locks"), "two holds can enter without the row")
 	require.NoError(t, s.Release(t.Context(), l))
@@ -161,8 +164,8 @@ func TestAWaiterOutlivesItsConnections(t *testing.T) {
 	servers(t, func(d *rig) {
 		t := d.T
 		s, past := d.store(t), d.past(t)
-		l := try(t, past, ask(time.Minute))
-		w := wait(t, s, ask(time.Minute))
+		l := try(t, past, claim(time.Minute))
+		w := wait(t, s, claim(time.Minute))
 		if d.listens {
 			require.Eventually(t, func() bool {
 				return d.count(t, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()") > 0
@@ -180,8 +183,8 @@ func TestAWaiterFindsItsGrantAfterASilence(t *testing.T) {
 	servers(t, func(d *rig) {
 		t := d.T
 		s, past := d.store(t), d.past(t)
-		l := try(t, past, ask(time.Minute))
-		w := wait(t, s, ask(time.Minute))
+		l := try(t, past, claim(time.Minute))
+		w := wait(t, s, claim(time.Minute))
 		d.proxy.Stall()
 		require.NoError(t, past.Release(t.Context(), l))
 		<-time.After(300 * time.Millisecond)
@@ -198,7 +201,7 @@ func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
 	t.Parallel()
 	d := postgres(t, false)
 	s, past := d.store(t), d.past(t)
-	l := try(t, past, ask(time.Minute))
+	l := try(t, past, claim(time.Minute))
 	var stopped atomic.Bool
 	d.proxy.Watch(func(up bool, data []byte) bool {
 		if up && bytes.Contains(data, []byte("relock_holds")) && stopped.CompareAndSwap(false, true) {
@@ -208,7 +211,7 @@ func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); _, _ = s.Try(ctx, ask(time.Minute)) }()
+	go func() { defer close(done); _, _ = s.Try(ctx, claim(time.Minute)) }()
 	require.Eventually(t, stopped.Load, 30*time.Second, time.Millisecond)
 	d.proxy.Stall()
 	begun := time.Now()
@@ -223,10 +226,10 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 	d := postgres(t, true)
 	s := d.store(t)
 	packets := func(waiters int) int64 {
-		l := try(t, s, ask(time.Minute))
+		l := try(t, s, claim(time.Minute))
 		var line []*waiter
 		for range waiters + 3 {
-			line = append(line, wait(t, s, ask(time.Minute)))
+			line = append(line, wait(t, s, claim(time.Minute)))
 		}
 		fewest := int64(1000) // a waiter may renew its place in between
 		for _, w := range line[:3] {

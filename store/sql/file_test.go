@@ -41,7 +41,7 @@ func TestALockIsGoneWithItsFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := sqlite(t)
 			s := d.past(t)
-			l, next := try(t, s, ask(time.Minute)), try(t, s, named("next"))
+			l, next := try(t, s, claim(time.Minute)), try(t, s, named("next"))
 			path := d.fileOf(t)
 			take(t, path)
 			for _, suffix := range []string{"-wal", "-shm"} {
@@ -56,12 +56,12 @@ func TestALockIsGoneWithItsFile(t *testing.T) {
 			_, err = s.Token(t.Context(), l)
 			require.Equal(t, store.ErrGone, err)
 			require.Equal(t, store.ErrGone, s.Release(t.Context(), l))
-			_, err = s.Try(t.Context(), ask(time.Minute)) // nobody else would see this hold
+			_, err = s.Try(t.Context(), claim(time.Minute)) // nobody else would see this hold
 			require.ErrorContains(t, err, "open the *sql.DB and the store anew")
-			_, err = s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+			_, err = s.Wait(t.Context(), claim(time.Minute), func(store.Progress) {})
 			require.ErrorContains(t, err, "open the *sql.DB and the store anew")
 			require.NotErrorIs(t, err, store.ErrGone)
-			require.Error(t, s.CheckServer(t.Context(), ask(time.Minute)))
+			require.Error(t, s.CheckServer(t.Context(), claim(time.Minute)))
 
 			other := &database{kind: d.kind, dialect: d.dialect, driver: d.driver, source: d.source}
 			other.db = other.open(t, d.source)
@@ -71,7 +71,7 @@ func TestALockIsGoneWithItsFile(t *testing.T) {
 			require.ErrorContains(t, s.LockTx(t.Context(), tx, "orders"), "open the *sql.DB")
 			require.NoError(t, tx.Rollback())
 			o := other.past(t)
-			require.NoError(t, o.Release(t.Context(), try(t, o, ask(time.Minute))))
+			require.NoError(t, o.Release(t.Context(), try(t, o, claim(time.Minute))))
 		})
 	}
 }
@@ -82,7 +82,7 @@ func TestRenewalsInSQLiteAreOneTransaction(t *testing.T) {
 	s := d.past(t)
 	var renewals []store.Renewal
 	for range 20 {
-		a := ask(time.Minute)
+		a := claim(time.Minute)
 		a.Name = string(a.ID)
 		renewals = append(renewals, store.Renewal{Lease: try(t, s, a), TTL: time.Minute, Count: 3})
 	}
@@ -103,7 +103,7 @@ func TestRenewalsInSQLiteAreOneTransaction(t *testing.T) {
 			continue
 		}
 		require.NoError(t, err)
-		state, err := s.Look(t.Context(), renewals[i].Lease.Ask)
+		state, err := s.Look(t.Context(), renewals[i].Lease.Claim)
 		require.NoError(t, err)
 		require.Equal(t, 3, state.Count)
 	}
@@ -124,7 +124,7 @@ func TestARenewalInSQLiteAsksAgainWithoutLongPauses(t *testing.T) {
 		}})
 		s, err := relocksql.New(db, relocksql.SQLite)
 		require.NoError(t, err)
-		l := store.Lease{Ask: ask(3 * time.Second), Sent: time.Now()}
+		l := store.Lease{Claim: claim(3 * time.Second), Sent: time.Now()}
 		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: l.TTL, Count: 1}})[0])
 		require.GreaterOrEqual(t, tries, int(busy/longestPause))
 

@@ -246,31 +246,31 @@ func (k *lock) written(limit int) error {
 	return k.change(raiseToken, 0, []byte(k.name))
 }
 
-// is returns the error of an ask for another kind of lock.
+// is returns the error of a claim for another kind of lock.
 func (k *lock) is(kind store.Kind) error {
 	if k.kind == kind || len(k.in)+len(k.line) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s, and this ask is for %s", store.ErrKind, k.kind, kind)
+	return fmt.Errorf("%w: %s, and this claim is for %s", store.ErrKind, k.kind, kind)
 }
 
-// place is the answer to an ask.
+// place is the answer to a claim.
 type place struct {
 	arrival  int64 // in the queue; 0: the hold is in
 	position int
 	busy     *store.Busy
 }
 
-// ways are the ways of an ask.
+// ways are the ways of a claim.
 type ways struct {
 	join    bool // puts a hold that is not let in into the queue
 	keepAll bool // keeps the places of all waiters of the store
 	next    bool // is of one of the first waiters, who hears of no grant meanwhile
 }
 
-// ask lets a hold in, or puts the hold into the queue. An ask of a hold that is in
+// claim lets a hold in, or puts the hold into the queue. A claim of a hold that is in
 // makes its lease last from now on.
-func (k *lock) ask(a store.Ask, w ways) (p place, err error) {
+func (k *lock) claim(a store.Claim, w ways) (p place, err error) {
 	if err := k.is(a.Kind); err != nil {
 		return p, err
 	}
@@ -312,12 +312,12 @@ func (k *lock) ask(a store.Ask, w ways) (p place, err error) {
 	return k.placeOf(a, arrival)
 }
 
-// beforeAll makes the arrival number of an ask inside a hold: such asks go before the queue, and
+// beforeAll makes the arrival number of a claim inside a hold: such claims go before the queue, and
 // keep their own order.
 const beforeAll = -1 << 62
 
 // deadlock refuses an upgrade beside the upgrade of another reader.
-func (k *lock) deadlock(a store.Ask) error {
+func (k *lock) deadlock(a store.Claim) error {
 	if a.With != "" && len(k.line) > 0 && k.line[0].with != "" && k.line[0].with != a.With {
 		return store.ErrDeadlock
 	}
@@ -325,7 +325,7 @@ func (k *lock) deadlock(a store.Ask) error {
 }
 
 // enter lets a new hold in.
-func (k *lock) enter(a store.Ask, keep int64) error {
+func (k *lock) enter(a store.Claim, keep int64) error {
 	if k.kind != a.Kind || k.unused > noteEvery {
 		if err := k.note(a.Kind, k.arrivals); err != nil {
 			return err
@@ -344,20 +344,20 @@ func (k *lock) note(kind store.Kind, arrivals int64) error {
 }
 
 // insert writes the row of a hold or a waiter. PostgreSQL refuses a row that it would not read back.
-func (k *lock) insert(a store.Ask, state int, arrival, kept int64) error {
+func (k *lock) insert(a store.Claim, state int, arrival, kept int64) error {
 	return k.change(insertRow, []byte(k.name), []byte(a.ID), state, arrival, a.Limit, []byte(a.With),
 		kept, toMicros(a.Kept(a.TTL)), k.s.inbox)
 }
 
 // placeOf returns the place of a waiter in the queue.
-func (k *lock) placeOf(a store.Ask, arrival int64) (place, error) {
+func (k *lock) placeOf(a store.Claim, arrival int64) (place, error) {
 	p := place{arrival: arrival, busy: k.busy(a)}
 	return p, k.query(countLine, func(rows *sql.Rows) error { return rows.Scan(&p.position) }, []byte(k.name), arrival)
 }
 
-// busy returns the refusal of an ask: of the holds that are in its way, the first one whose lease
+// busy returns the refusal of a claim: of the holds that are in its way, the first one whose lease
 // ends.
-func (k *lock) busy(a store.Ask) *store.Busy {
+func (k *lock) busy(a store.Claim) *store.Busy {
 	for _, other := range k.in {
 		if other.id != a.With {
 			return &store.Busy{Owner: other.id, TTL: other.left}

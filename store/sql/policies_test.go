@@ -64,12 +64,12 @@ func TestNobodyIsInWhoseRowAPolicyHides(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := postgres(t, false)
 			s := policed(t, d, policies...)
-			require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), "row_security_active")
-			_, err := s.Try(t.Context(), ask(time.Minute))
+			require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), "row_security_active")
+			_, err := s.Try(t.Context(), claim(time.Minute))
 			require.ErrorContains(t, err, bypass)
 			require.NotErrorIs(t, err, store.ErrUnavailable)
 			require.NotErrorIs(t, err, store.ErrUnsure)
-			_, err = s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+			_, err = s.Wait(t.Context(), claim(time.Minute), func(store.Progress) {})
 			require.ErrorContains(t, err, bypass)
 			require.Zero(t, d.alive(t))
 		})
@@ -85,14 +85,14 @@ func TestARowThatAPolicyKeepsIsAnErrorAndNoSilence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := postgres(t, false)
 			s := policed(t, d, policies...)
-			require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), bypass)
-			l := try(t, s, ask(time.Second))
+			require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), bypass)
+			l := try(t, s, claim(time.Second))
 			err := s.Release(t.Context(), l)
 			require.ErrorContains(t, err, noEffect)
 			require.ErrorContains(t, err, bypass)
-			require.Error(t, errors.Join(s.Forget(t.Context(), []store.Ask{l.Ask})...))
+			require.Error(t, errors.Join(s.Forget(t.Context(), []store.Claim{l.Claim})...))
 			<-time.After(time.Until(l.Sent.Add(2 * time.Second))) // the lease is over
-			_, err = s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+			_, err = s.Wait(t.Context(), claim(time.Minute), func(store.Progress) {})
 			require.ErrorContains(t, err, bypass)
 		})
 	}
@@ -103,15 +103,15 @@ func TestARowThatAPolicyKeepsIsAnErrorAndNoSilence(t *testing.T) {
 func TestLocksWorkUnderPoliciesThatAllowEverything(t *testing.T) {
 	d := postgres(t, false)
 	s := policed(t, d, allLocks, allHolds)
-	l := try(t, s, ask(time.Minute))
+	l := try(t, s, claim(time.Minute))
 	var busy *store.Busy
-	_, err := s.Try(t.Context(), ask(time.Minute))
+	_, err := s.Try(t.Context(), claim(time.Minute))
 	require.ErrorAs(t, err, &busy)
-	w := wait(t, s, ask(time.Minute))
+	w := wait(t, s, claim(time.Minute))
 	require.NoError(t, s.Release(t.Context(), l))
 	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second)))
-	require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), bypass)
-	require.NoError(t, d.past(t).CheckServer(t.Context(), ask(time.Minute)), "the owner of the tables")
+	require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), bypass)
+	require.NoError(t, d.past(t).CheckServer(t.Context(), claim(time.Minute)), "the owner of the tables")
 }
 
 func TestLockTxRefusesPolicies(t *testing.T) {
@@ -120,7 +120,7 @@ func TestLockTxRefusesPolicies(t *testing.T) {
 	policed(t, d, allLocks, newHolds)
 	d.run(t, "CREATE ROLE "+role, "GRANT ALL ON relock_locks, relock_holds TO "+role)
 	s := d.past(t)
-	l := try(t, s, ask(time.Minute))
+	l := try(t, s, claim(time.Minute))
 	tx, err := d.db.BeginTx(t.Context(), nil)
 	require.NoError(t, err)
 	_, err = tx.ExecContext(t.Context(), "SET LOCAL ROLE "+role)
@@ -150,10 +150,10 @@ func TestAStatementWithoutAnEffectIsNoSuccess(t *testing.T) {
 			t.Run(name+" "+what, func(t *testing.T) {
 				d := newDatabase(t)
 				s := d.past(t)
-				l := try(t, s, ask(time.Minute))
+				l := try(t, s, claim(time.Minute))
 				d.swallow(t, what)
-				require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), noEffect)
-				next := ask(time.Minute)
+				require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), noEffect)
+				next := claim(time.Minute)
 				next.Name = "next"
 				switch what {
 				case "INSERT":
@@ -163,11 +163,11 @@ func TestAStatementWithoutAnEffectIsNoSuccess(t *testing.T) {
 					require.ErrorContains(t, err, noEffect)
 				case "UPDATE":
 					require.ErrorIs(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: time.Minute, Count: 1}})[0], store.ErrGone)
-					_, err := s.Try(t.Context(), l.Ask)
+					_, err := s.Try(t.Context(), l.Claim)
 					require.ErrorContains(t, err, noEffect)
 				case "DELETE":
 					require.ErrorContains(t, s.Release(t.Context(), l), noEffect)
-					require.ErrorContains(t, s.Forget(t.Context(), []store.Ask{l.Ask})[0], noEffect)
+					require.ErrorContains(t, s.Forget(t.Context(), []store.Claim{l.Claim})[0], noEffect)
 				}
 			})
 		}
@@ -187,6 +187,6 @@ func TestCheckServerFindsATableThatKeepsNobodyOut(t *testing.T) {
 				"UPDATE relock_holds SET kept_until = 0 WHERE name = NEW.name AND id = NEW.id; END"},
 		}
 		d.run(d, statements[d.dialect]...)
-		require.ErrorContains(d, d.past(d).CheckServer(d.Context(), ask(time.Minute)), "a hold does not keep the next one out")
+		require.ErrorContains(d, d.past(d).CheckServer(d.Context(), claim(time.Minute)), "a hold does not keep the next one out")
 	})
 }

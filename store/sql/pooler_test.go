@@ -63,7 +63,7 @@ func TestACommitThatThePoolerLosesIsUnsure(t *testing.T) {
 	d := pooled(t, 1, "transaction")
 	s, err := relocksql.New(d.open(t, d.through), d.dialect)
 	require.NoError(t, err)
-	l := try(t, s, ask(time.Minute))
+	l := try(t, s, claim(time.Minute))
 	d.loseCommit(t, nil)
 	err = s.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)

@@ -50,7 +50,7 @@ const patient = 0
 // command is a call of the store.
 type command struct {
 	urgency urgency
-	ask     store.Ask
+	claim   store.Claim
 	tries   int // bounds the attempts without an answer
 	limit   time.Duration
 }
@@ -65,7 +65,7 @@ func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Con
 		}
 		return !over && lifetime.Sleep(done, pauseAfter(n))
 	}
-	return attempts.Repeat(ctx, attempts.Call{Report: c.ask.Report, Command: c.urgency.String()}, pause, func() error {
+	return attempts.Repeat(ctx, attempts.Call{Report: c.claim.Report, Command: c.urgency.String()}, pause, func() error {
 		begun := time.Now()
 		err := s.attempt(ctx, c, attempt)
 		if isAnswer(err) {
@@ -114,7 +114,7 @@ func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context
 		wait = longestAttempt
 	}
 	turn, cancel := context.WithTimeout(ctx, wait)
-	leave, err := t.take(turn, c.urgency, c.ask.Name)
+	leave, err := t.take(turn, c.urgency, c.claim.Name)
 	cancel()
 	if err != nil {
 		return err

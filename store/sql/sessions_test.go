@@ -42,12 +42,12 @@ func TestLocksKeepTheirPromisesWithAnySessionDefault(t *testing.T) {
 // story is the life of some locks in a pool of a few connections. Another store looks on.
 func (d *rig) story(prefix string) {
 	d.Helper()
-	named := func(name string, kind store.Kind, limit int) store.Ask {
-		a := ask(time.Minute)
+	named := func(name string, kind store.Kind, limit int) store.Claim {
+		a := claim(time.Minute)
 		a.Name, a.Kind, a.Limit = prefix+name, kind, limit
 		return a
 	}
-	busy := func(s store.Store, a store.Ask) {
+	busy := func(s store.Store, a store.Claim) {
 		d.Helper()
 		var b *store.Busy
 		_, err := s.Try(d.Context(), a)

@@ -132,7 +132,7 @@ func (s *Store) Close() error {
 
 // Check accepts names and IDs of 1 to 255 bytes, of which any may stand in them. Acknowledgements
 // are [errors.ErrUnsupported]: whether a COMMIT waits for replicas is a setting of the database.
-func (s *Store) Check(a store.Ask) (store.Ask, error) {
+func (s *Store) Check(a store.Claim) (store.Claim, error) {
 	switch {
 	case a.Name == "":
 		return a, errors.New("the lock name is empty")
@@ -149,7 +149,7 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 }
 
 // on runs a command of a hold in a transaction that has locked the row of the name.
-func (s *Store) on(ctx context.Context, tries int, a store.Ask, do func(k *lock) error) error {
+func (s *Store) on(ctx context.Context, tries int, a store.Claim, do func(k *lock) error) error {
 	return gone(s.run(ctx, command{releasing, a, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, false)
@@ -170,15 +170,15 @@ func gone(err error) error {
 }
 
 // Try implements [store.Store].
-func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	_, l, err := s.ask(ctx, fewTries, a, ways{})
+func (s *Store) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	_, l, err := s.claim(ctx, fewTries, a, ways{})
 	return l, err
 }
 
-// ask makes one ask. The lease counts from before the attempt that was answered: the row lock makes
-// sure that no earlier attempt runs behind that attempt.
-func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p place, l store.Lease, err error) {
-	l.Ask = a
+// claim makes one claim. The lease counts from before the attempt that was answered: the row lock
+// makes sure that no earlier attempt runs behind that attempt.
+func (s *Store) claim(ctx context.Context, tries int, a store.Claim, w ways) (p place, l store.Lease, err error) {
+	l.Claim = a
 	u := asking
 	if w.keepAll || w.next {
 		u = releasing // places must not lapse, nor a grant find nobody, while new waiters come
@@ -188,7 +188,7 @@ func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p plac
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, true)
 			if err == nil {
-				p, err = k.ask(a, w)
+				p, err = k.claim(a, w)
 			}
 			return err
 		})
@@ -199,7 +199,7 @@ func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p plac
 
 // Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	err := s.run(ctx, command{entering, l.Ask, patient, attemptLimit(l.TTL)}, func(ctx context.Context) error {
+	err := s.run(ctx, command{entering, l.Claim, patient, attemptLimit(l.TTL)}, func(ctx context.Context) error {
 		sent := time.Now()
 		err := s.renew(ctx, l, l.TTL, count)
 		if err == nil && l.TTL > 0 {
@@ -224,7 +224,7 @@ func (s *Store) renew(ctx context.Context, l store.Lease, ttl time.Duration, cou
 
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, l store.Lease) error {
-	return s.on(ctx, patient, l.Ask, func(k *lock) error {
+	return s.on(ctx, patient, l.Claim, func(k *lock) error {
 		if !k.has() {
 			return store.ErrGone
 		}
@@ -235,14 +235,14 @@ func (s *Store) Release(ctx context.Context, l store.Lease) error {
 // parallel is how many commands Renew and Forget have in flight.
 const parallel = 8
 
-// allByName runs a command for each ask, the commands of one name one after another: a name that is
+// allByName runs a command for each claim, the commands of one name one after another: a name that is
 // held up does not hold up the others.
-func allByName(asks []store.Ask, command func(i int) error) []error {
+func allByName(claims []store.Claim, command func(i int) error) []error {
 	names := map[string][]int{}
-	for i, a := range asks {
+	for i, a := range claims {
 		names[a.Name] = append(names[a.Name], i)
 	}
-	groups, errs := slices.Collect(maps.Values(names)), slices.Repeat([]error{attempts.ErrEnded}, len(asks))
+	groups, errs := slices.Collect(maps.Values(names)), slices.Repeat([]error{attempts.ErrEnded}, len(claims))
 	attempts.Each(len(groups), parallel, func(g int) error {
 		for _, i := range groups[g] {
 			errs[i] = command(i)
@@ -258,13 +258,13 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	if s.dialect == SQLite {
 		return s.renewAtOnce(ctx, renewals)
 	}
-	asks := make([]store.Ask, len(renewals))
+	claims := make([]store.Claim, len(renewals))
 	for i, r := range renewals {
-		asks[i] = r.Lease.Ask
+		claims[i] = r.Lease.Claim
 	}
-	return allByName(asks, func(i int) error {
+	return allByName(claims, func(i int) error {
 		r := renewals[i]
-		err := s.run(ctx, command{renewing, r.Lease.Ask, 1, attemptLimit(r.Lease.TTL)}, func(ctx context.Context) error {
+		err := s.run(ctx, command{renewing, r.Lease.Claim, 1, attemptLimit(r.Lease.TTL)}, func(ctx context.Context) error {
 			return s.renew(ctx, r.Lease, r.TTL, r.Count)
 		})
 		if errors.Is(err, store.ErrGone) {
@@ -278,12 +278,12 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 // transaction has to win it from other processes, which do not queue.
 func (s *Store) renewAtOnce(ctx context.Context, renewals []store.Renewal) []error {
 	errs := make([]error, len(renewals))
-	c := command{renewing, store.Ask{}, 1, 0}
+	c := command{renewing, store.Claim{}, 1, 0}
 	for i, r := range renewals {
 		if limit := attemptLimit(r.Lease.TTL); i == 0 || limit < c.limit {
 			c.limit = limit
 		}
-		c.ask.Report = r.Lease.Report
+		c.claim.Report = r.Lease.Report
 	}
 	err := gone(s.run(ctx, c, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
@@ -307,14 +307,14 @@ func (s *Store) renewAtOnce(ctx context.Context, renewals []store.Renewal) []err
 }
 
 // Forget implements [store.Store].
-func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return allByName(asks, func(i int) error { return s.on(ctx, 1, asks[i], (*lock).remove) })
+func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
+	return allByName(claims, func(i int) error { return s.on(ctx, 1, claims[i], (*lock).remove) })
 }
 
 // Token implements [store.Store]. A token is larger than the last one, and never below the clock of
 // the database in microseconds: so the tokens grow also after the row of the name was cleaned up.
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
-	err = s.on(ctx, fewTries, l.Ask, func(k *lock) error {
+	err = s.on(ctx, fewTries, l.Claim, func(k *lock) error {
 		if !k.has() {
 			return store.ErrGone
 		}
@@ -348,8 +348,8 @@ const selectNames = `SELECT name, kind FROM relock_locks
 	WHERE name IN (SELECT name FROM relock_holds WHERE kept_until > {now}){all}`
 
 // List implements [store.Listing].
-func (s *Store) List(ctx context.Context, a store.Ask) (found map[string]store.Kind, err error) {
-	err = s.run(ctx, command{asking, store.Ask{Report: a.Report}, fewTries, listLimit}, func(ctx context.Context) error {
+func (s *Store) List(ctx context.Context, a store.Claim) (found map[string]store.Kind, err error) {
+	err = s.run(ctx, command{asking, store.Claim{Report: a.Report}, fewTries, listLimit}, func(ctx context.Context) error {
 		found = make(map[string]store.Kind)
 		return s.transaction(ctx, func(t *tx) error {
 			return t.query(selectNames, func(rows *sql.Rows) error {
@@ -368,7 +368,7 @@ func (s *Store) List(ctx context.Context, a store.Ask) (found map[string]store.K
 }
 
 // Look implements [store.Store].
-func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
 	err = s.run(ctx, command{asking, a, fewTries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
 			k := &lock{tx: t, name: a.Name}
@@ -414,7 +414,7 @@ func (k *lock) state() store.State {
 
 // Break implements [store.Store]. In PostgreSQL with a Listener, Break tells the client of the
 // hold.
-func (s *Store) Break(ctx context.Context, a store.Ask) error {
+func (s *Store) Break(ctx context.Context, a store.Claim) error {
 	return s.on(ctx, fewTries, a, func(k *lock) error {
 		if !k.has() {
 			return store.ErrGone
@@ -427,7 +427,7 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 }
 
 // tell notifies the client of a hold, where the dialect can.
-func (k *lock) tell(verb string, a store.Ask) error {
+func (k *lock) tell(verb string, a store.Claim) error {
 	if k.s.grammar.tell == "" {
 		return nil
 	}
@@ -436,7 +436,7 @@ func (k *lock) tell(verb string, a store.Ask) error {
 }
 
 // Want implements [store.Asking] in PostgreSQL, where a client with a [Listener] hears it.
-func (s *Store) Want(ctx context.Context, a store.Ask) error {
+func (s *Store) Want(ctx context.Context, a store.Claim) error {
 	if s.grammar.tell == "" {
 		return fmt.Errorf("%w: a word to the holder in a database without notifications", errors.ErrUnsupported)
 	}

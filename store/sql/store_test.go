@@ -25,12 +25,12 @@ import (
 
 var lastID atomic.Int64
 
-func ask(ttl time.Duration) store.Ask {
+func claim(ttl time.Duration) store.Claim {
 	n := lastID.Add(1)
-	return store.Ask{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+	return store.Claim{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
 }
 
-func try(t testing.TB, s store.Store, a store.Ask) store.Lease {
+func try(t testing.TB, s store.Store, a store.Claim) store.Lease {
 	t.Helper()
 	l, err := s.Try(t.Context(), a)
 	require.NoError(t, err)
@@ -49,7 +49,7 @@ type waiter struct {
 const beatAtLeast = 2500 * time.Millisecond
 
 // wait calls Wait, and returns when the hold is queued.
-func wait(t testing.TB, s store.Store, a store.Ask) *waiter {
+func wait(t testing.TB, s store.Store, a store.Claim) *waiter {
 	t.Helper()
 	w, queued := &waiter{done: make(chan struct{})}, make(chan struct{})
 	ctx := t.Context()
@@ -85,8 +85,8 @@ func TestPostgreSQLPollsWithoutAListener(t *testing.T) {
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithPoll(time.Millisecond, 50*time.Millisecond)), d.store(t)
 	for range 10 {
-		l := try(t, other, ask(time.Minute))
-		w := wait(t, s, ask(time.Minute))
+		l := try(t, other, claim(time.Minute))
+		w := wait(t, s, claim(time.Minute))
 		<-time.After(100 * time.Millisecond) // the interval has grown
 		released := time.Now()
 		require.NoError(t, other.Release(t.Context(), l))
@@ -106,15 +106,15 @@ func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
 		const ttl = time.Second // time to queue, on a busy machine
 		renewed := 0
 		for i := range 20 {
-			l := try(t, s, ask(ttl))
-			w := wait(t, other, ask(time.Minute))
+			l := try(t, s, claim(ttl))
+			w := wait(t, other, claim(time.Minute))
 			<-time.After(time.Until(l.Sent.Add(ttl + time.Duration(i-10)*time.Millisecond)))
 			sent := time.Now()
 			err := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: ttl, Count: 1}})[0]
 			next := w.get(t, 30*time.Second)
 			if err == nil {
 				renewed++
-				until := store.Lease{Ask: l.Ask, Sent: sent}.Until()
+				until := store.Lease{Claim: l.Claim, Sent: sent}.Until()
 				require.False(t, w.at.Before(until), "another hold is in %s before the end of a renewed lease", until.Sub(w.at))
 			} else {
 				require.True(t, errors.Is(err, store.ErrGone) || errors.Is(err, store.ErrUnavailable), "%v", err) // a busy machine has no answer in time
@@ -131,7 +131,7 @@ func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
 		s := d.store(t)
 		var token int64
 		for i := range 5 {
-			a := ask(time.Minute)
+			a := claim(time.Minute)
 			a.Name = fmt.Sprint("once-", i)
 			l := try(t, s, a)
 			drawn, err := s.Token(t.Context(), l)
@@ -139,8 +139,8 @@ func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
 			token = max(token, drawn)
 			require.NoError(t, s.Release(t.Context(), l))
 		}
-		kept := try(t, s, ask(time.Minute))
-		dead := ask(time.Millisecond)
+		kept := try(t, s, claim(time.Minute))
+		dead := claim(time.Millisecond)
 		dead.Name = "dead"
 		try(t, s, dead)
 		require.NoError(t, s.Clean(t.Context()))
@@ -150,7 +150,7 @@ func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
 		require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_locks"))
 		require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_holds"))
 
-		a := ask(time.Minute)
+		a := claim(time.Minute)
 		a.Name = "once-0"
 		l := try(t, s, a)
 		again, err := s.Token(t.Context(), l)
@@ -168,7 +168,7 @@ func TestAStoreCleansAfterManyNewNames(t *testing.T) {
 	_, err := d.db.ExecContext(t.Context(), "INSERT INTO relock_locks VALUES ('old', 0, 0, 0, 1)")
 	require.NoError(t, err)
 	for i := range 100 {
-		a := ask(time.Minute)
+		a := claim(time.Minute)
 		a.Name = fmt.Sprint("once-", i)
 		require.NoError(t, s.Release(t.Context(), try(t, s, a)))
 	}
@@ -190,16 +190,16 @@ func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
 			}
 			s, err := relocksql.New(db, d.dialect, options...)
 			require.NoError(t, err)
-			l := try(t, s, ask(time.Minute))
-			w := wait(t, s, ask(time.Minute))
+			l := try(t, s, claim(time.Minute))
+			w := wait(t, s, claim(time.Minute))
 			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
 			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, s.Close())
 			require.Zero(t, db.Stats().InUse, "a connection is not given back")
 
-			l = try(t, s, ask(time.Minute)) // a closed store still works
-			w = wait(t, s, ask(time.Minute))
+			l = try(t, s, claim(time.Minute)) // a closed store still works
+			w = wait(t, s, claim(time.Minute))
 			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
 			require.NoError(t, s.Release(t.Context(), l))
@@ -213,8 +213,8 @@ func TestAWaiterOutlivesTheCloseOfItsStore(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T
 		s, other := d.store(t), d.store(t)
-		l := try(t, other, ask(time.Minute))
-		w := wait(t, s, ask(time.Minute))
+		l := try(t, other, claim(time.Minute))
+		w := wait(t, s, claim(time.Minute))
 		require.NoError(t, s.Close())
 		require.NoError(t, other.Release(t.Context(), l))
 		l = w.get(t, beatAtLeast)
@@ -227,10 +227,10 @@ func TestAFreeLockCostsNoListenerAndNoPoll(t *testing.T) {
 	l := &counter{}
 	s, err := relocksql.New(d.db, d.dialect, relocksql.WithListener(l))
 	require.NoError(t, err)
-	lease, err := s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+	lease, err := s.Wait(t.Context(), claim(time.Minute), func(store.Progress) {})
 	require.NoError(t, err)
 	require.Zero(t, l.calls.Load(), "a lock that is free makes the Listener listen")
-	w := wait(t, s, ask(time.Minute))
+	w := wait(t, s, claim(time.Minute))
 	require.Eventually(t, func() bool { return l.calls.Load() == 1 }, 30*time.Second, time.Millisecond)
 	require.NoError(t, s.Release(t.Context(), lease))
 	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second)))
@@ -252,13 +252,13 @@ func TestCheckServerNamesWhatIsMissing(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T
 		s := d.store(t)
-		require.NoError(t, s.CheckServer(t.Context(), ask(time.Minute)))
+		require.NoError(t, s.CheckServer(t.Context(), claim(time.Minute)))
 		require.Zero(t, d.count(t, "SELECT count(*) FROM relock_locks"))
 		_, err := d.db.ExecContext(t.Context(), "DROP TABLE relock_holds")
 		require.NoError(t, err)
 		begun := time.Now()
-		require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), "relock_holds")
-		_, err = s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+		require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), "relock_holds")
+		_, err = s.Wait(t.Context(), claim(time.Minute), func(store.Progress) {})
 		require.ErrorContains(t, err, "relock_holds", "a wait for a table that does not exist")
 		require.NotErrorIs(t, err, store.ErrUnsure)
 		require.Less(t, time.Since(begun), bound.Of(10*time.Second))
@@ -306,17 +306,17 @@ func TestCheckServerNamesConnectionsWithDatabasesOfTheirOwn(t *testing.T) {
 	const advice = "SetMaxOpenConns(1) or cache=shared"
 	for _, source := range []string{":memory:", "file::memory:", "file:apart?mode=memory"} {
 		s := memory(t, source, 0).past(t)
-		require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), advice)
-		require.NoError(t, memory(t, source, 1).past(t).CheckServer(t.Context(), ask(time.Minute)))
+		require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), advice)
+		require.NoError(t, memory(t, source, 1).past(t).CheckServer(t.Context(), claim(time.Minute)))
 	}
 	d := memory(t, "file:together?mode=memory&cache=shared", 0)
-	require.NoError(t, d.past(t).CheckServer(t.Context(), ask(time.Minute)))
-	require.NoError(t, sqlite(t).past(t).CheckServer(t.Context(), ask(time.Minute)))
+	require.NoError(t, d.past(t).CheckServer(t.Context(), claim(time.Minute)))
+	require.NoError(t, sqlite(t).past(t).CheckServer(t.Context(), claim(time.Minute)))
 
 	d = memory(t, ":memory:", 0)
 	first, err := d.db.Conn(t.Context()) // the one with the tables
 	require.NoError(t, err)
-	_, err = d.past(t).Try(t.Context(), ask(time.Minute))
+	_, err = d.past(t).Try(t.Context(), claim(time.Minute))
 	require.ErrorContains(t, err, advice)
 	require.NoError(t, first.Close())
 }
@@ -341,10 +341,10 @@ func (broken) Listen(context.Context, string, func(), func(string)) error {
 func TestAListenerThatCannotConnectIsReplacedByAPoll(t *testing.T) {
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithListener(broken{})), d.past(t)
-	l := try(t, other, ask(time.Minute))
+	l := try(t, other, claim(time.Minute))
 	var line []*waiter
 	for range 20 {
-		line = append(line, wait(t, s, ask(time.Minute)))
+		line = append(line, wait(t, s, claim(time.Minute)))
 	}
 	var packets atomic.Int64
 	d.proxy.Watch(func(up bool, _ []byte) bool {
@@ -371,7 +371,7 @@ func TestCheckServerFindsADeafListener(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	require.ErrorContains(t, s.CheckServer(ctx, ask(time.Minute)), "hears no notification")
+	require.ErrorContains(t, s.CheckServer(ctx, claim(time.Minute)), "hears no notification")
 }
 
 func TestWrongArgumentsOfNewAreRefused(t *testing.T) {

@@ -34,7 +34,7 @@ func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) er
 	if transaction == nil {
 		return fmt.Errorf("%w: LockTx(%q) without a transaction", relock.ErrInvalid, name)
 	}
-	a, err := s.Check(store.Ask{Name: name, TTL: time.Second, Limit: 1})
+	a, err := s.Check(store.Claim{Name: name, TTL: time.Second, Limit: 1})
 	if err != nil {
 		return fmt.Errorf("%w: %w", relock.ErrInvalid, err)
 	}

@@ -43,7 +43,7 @@ func TestATransactionHasALockUntilItsEnd(t *testing.T) {
 			var at time.Time
 			go func() {
 				var err error
-				l, err = s.Wait(d.Context(), ask(time.Minute), func(store.Progress) {})
+				l, err = s.Wait(d.Context(), claim(time.Minute), func(store.Progress) {})
 				at = time.Now()
 				waiting <- err
 			}()
@@ -65,12 +65,12 @@ func TestATransactionIsRefusedALockOfASection(t *testing.T) {
 	onEach(t, func(d *rig) {
 		d.leavesNothing(d)
 		s := d.store(d)
-		l := try(d, s, ask(time.Minute))
+		l := try(d, s, claim(time.Minute))
 		var locked *relock.LockedError
 		require.ErrorAs(d, d.refused(s, "orders"), &locked)
 		require.Equal(d, "orders", locked.Name)
 		require.Greater(d, locked.TTL, 30*time.Second)
-		next := wait(d, s, ask(time.Minute))
+		next := wait(d, s, claim(time.Minute))
 		require.ErrorIs(d, d.refused(s, "orders"), relock.ErrLocked)
 		require.NoError(d, s.Release(d.Context(), l))
 		<-next.done
@@ -79,7 +79,7 @@ func TestATransactionIsRefusedALockOfASection(t *testing.T) {
 		require.NoError(d, d.begin(s, "orders").Rollback())
 		require.ErrorIs(d, d.refused(s, ""), relock.ErrInvalid)
 		require.ErrorIs(d, s.LockTx(d.Context(), nil, "orders"), relock.ErrInvalid)
-		reader := ask(time.Minute)
+		reader := claim(time.Minute)
 		reader.Kind, reader.Limit = store.ReadWrite, store.Unlimited
 		l = try(d, s, reader)
 		require.ErrorIs(d, d.refused(s, "orders"), relock.ErrKind)
@@ -99,13 +99,13 @@ func TestATransactionSeesAHoldThatIsNewerThanItsReads(t *testing.T) {
 			relocksql.MySQL:  {sql.LevelReadCommitted: relock.ErrLocked, sql.LevelRepeatableRead: relock.ErrLocked},
 			relocksql.SQLite: {sql.LevelDefault: nil}, // busy, in the words of the driver
 		}
-		require.NoError(d, s.Release(d.Context(), try(d, s, ask(time.Minute)))) // the name has a row
+		require.NoError(d, s.Release(d.Context(), try(d, s, claim(time.Minute)))) // the name has a row
 		for level, expected := range want[d.dialect] {
 			tx, err := d.db.BeginTx(d.Context(), &sql.TxOptions{Isolation: level})
 			require.NoError(d, err)
 			var n int
 			require.NoError(d, tx.QueryRowContext(d.Context(), "SELECT count(*) FROM relock_holds").Scan(&n))
-			l := try(d, s, ask(time.Minute))
+			l := try(d, s, claim(time.Minute))
 			err = s.LockTx(d.Context(), tx, "orders")
 			require.NoError(d, tx.Rollback())
 			require.Error(d, err, level)
@@ -123,7 +123,7 @@ func TestARefusedTransactionDoesNotHoldUpRenewals(t *testing.T) {
 			return // which has one writer at a time
 		}
 		s := d.store(d)
-		l := try(d, s, ask(time.Minute))
+		l := try(d, s, claim(time.Minute))
 		tx, err := d.db.BeginTx(d.Context(), nil)
 		require.NoError(d, err)
 		require.ErrorIs(d, s.LockTx(d.Context(), tx, "orders"), relock.ErrLocked)
@@ -142,7 +142,7 @@ func TestATransactionLeavesOtherNamesAlone(t *testing.T) {
 		tx, err := d.db.BeginTx(d.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		require.NoError(d, err)
 		require.NoError(d, s.LockTx(d.Context(), tx, "order"))
-		l := try(d, s, ask(time.Minute))
+		l := try(d, s, claim(time.Minute))
 		require.NoError(d, s.Release(d.Context(), l))
 		require.NoError(d, tx.Commit())
 	})

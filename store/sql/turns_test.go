@@ -64,9 +64,9 @@ func TestACrowdThatEntersAgainCostsNoRenewal(t *testing.T) {
 			require.NoError(t, err)
 			var renewals []store.Renewal
 			for i := range crowded + quiet {
-				a := ask(3 * attempt)
+				a := claim(3 * attempt)
 				a.Name = fmt.Sprint(i)
-				renewals = append(renewals, store.Renewal{Lease: store.Lease{Ask: a, Sent: time.Now()}, TTL: a.TTL, Count: 1})
+				renewals = append(renewals, store.Renewal{Lease: store.Lease{Claim: a, Sent: time.Now()}, TTL: a.TTL, Count: 1})
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			var group sync.WaitGroup
@@ -126,7 +126,7 @@ func TestCallersKeepTheirPlacesInALongLine(t *testing.T) {
 		db.SetMaxOpenConns(2)
 		s, err := relocksql.New(db, relocksql.Postgres)
 		require.NoError(t, err)
-		l := store.Lease{Ask: ask(time.Second), Sent: time.Now()}
+		l := store.Lease{Claim: claim(time.Second), Sent: time.Now()}
 		l.Report = reporter(func(err error) {
 			if errors.Is(err, context.DeadlineExceeded) {
 				t.Error("a call gives its turn up:", err)

@@ -10,20 +10,20 @@ import (
 )
 
 // Wait queues, and waits for the grant. A grant names the arrival number of its waiter, so the
-// waiter believes the grant without another question. The lease then counts from the last ask that
+// waiter believes the grant without another question. The lease then counts from the last claim that
 // found the hold in the queue.
 //
 // One waiter of the store asks again for all waiters of a name, to renew their places and when the
 // lease of the owner should be over. Each waiter asks again when a notification may be lost, and if
 // it is one of the first.
-func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	w, leave := s.join(a)
 	defer leave()
 	woken := store.WakeNone
 	arrival, next := int64(0), false
 	for {
 		scout := arrival != 0 && s.scouts(w)
-		p, l, err := s.ask(ctx, patient, a, ways{join: true, keepAll: scout, next: next})
+		p, l, err := s.claim(ctx, patient, a, ways{join: true, keepAll: scout, next: next})
 		switch {
 		case err != nil:
 			return store.Lease{}, leftBehind(arrival != 0, err)
@@ -54,7 +54,7 @@ const longRest = 30 * time.Second
 
 // rest sleeps until a note comes, or the waiter has to ask again. One waiter of the store asks for
 // all waiters of a name: the scout. A scout that leaves is replaced by the next waiter that wakes.
-func (s *Store) rest(ctx context.Context, w *waiter, a store.Ask, p place) (note, error) {
+func (s *Store) rest(ctx context.Context, w *waiter, a store.Claim, p place) (note, error) {
 	for begun := time.Now(); ; {
 		n, err := w.sleep(ctx, s.askAgain(a, p, s.scouts(w)))
 		if err != nil || n.told || p.position < promptWaiters || s.scouts(w) ||
@@ -97,7 +97,7 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration) (n note, err error)
 const promptWaiters = 4
 
 // askAgain returns the time after which a waiter asks again by itself.
-func (s *Store) askAgain(a store.Ask, p place, scout bool) time.Duration {
+func (s *Store) askAgain(a store.Claim, p place, scout bool) time.Duration {
 	d := beat/2 + rand.N(beat/2)
 	if s.life.Err() != nil {
 		return min(d, s.pollMax)

@@ -38,7 +38,7 @@ type waiter struct {
 }
 
 // join registers a waiter. leave takes the waiter back.
-func (s *Store) join(a store.Ask) (w *waiter, leave func()) {
+func (s *Store) join(a store.Claim) (w *waiter, leave func()) {
 	w = &waiter{a.Name, make(chan note, 1)}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,14 +30,14 @@ type bench struct {
 	st     store.Store
 	other  store.Store
 
-	left map[store.ID]store.Ask // failed with ErrUnsure
+	left map[store.ID]store.Claim // failed with ErrUnsure
 }
 
 var lastID atomic.Int64
 
 func newBench(t *testing.T, h Harness) *bench {
 	t.Helper()
-	b := &bench{t: t, ctx: t.Context(), h: h, server: h.Start(t), left: make(map[store.ID]store.Ask)}
+	b := &bench{t: t, ctx: t.Context(), h: h, server: h.Start(t), left: make(map[store.ID]store.Claim)}
 	b.suite = promise.Suite[Promise]{
 		Without: h.Without, Hooks: map[Promise]bool{interrupt: b.server.Interrupt != nil, lose: b.server.Lose != nil},
 	}
@@ -61,7 +61,7 @@ func (b *bench) open() store.Store {
 // newName returns an unused lock name, in the spelling of Check: small letters, as some stores take no
 // others.
 func (b *bench) newName() string {
-	a, err := b.st.Check(store.Ask{Name: "storetest-" + strings.ToLower(rand.Text()), ID: newID("c"), TTL: long, Kind: b.kind, Limit: 1})
+	a, err := b.st.Check(store.Claim{Name: "storetest-" + strings.ToLower(rand.Text()), ID: newID("c"), TTL: long, Kind: b.kind, Limit: 1})
 	require.NoError(b.t, err)
 	return a.Name
 }
@@ -88,17 +88,17 @@ func client(id store.ID) string {
 	return name
 }
 
-// ask returns the ask of a new hold of a new client. The hold is alone in the lock.
-func (b *bench) ask(ttl time.Duration) store.Ask {
-	return store.Ask{Name: b.name, ID: newID("storetest/" + rand.Text()), TTL: ttl, Kind: b.kind, Limit: 1}
+// claim returns the claim of a new hold of a new client. The hold is alone in the lock.
+func (b *bench) claim(ttl time.Duration) store.Claim {
+	return store.Claim{Name: b.name, ID: newID("storetest/" + rand.Text()), TTL: ttl, Kind: b.kind, Limit: 1}
 }
 
 // take makes a new hold with Try.
-func (b *bench) take(st store.Store, a store.Ask) store.Lease {
+func (b *bench) take(st store.Store, a store.Claim) store.Lease {
 	before := time.Now()
 	l, err := st.Try(b.ctx, a)
 	require.NoError(b.t, err)
-	require.Equal(b.t, a, l.Ask)
+	require.Equal(b.t, a, l.Claim)
 	b.requireSent(before, l)
 	return l
 }
@@ -117,14 +117,14 @@ func (b *bench) release(l store.Lease) {
 }
 
 func (b *bench) look() store.State {
-	state, err := b.other.Look(b.ctx, b.ask(long))
+	state, err := b.other.Look(b.ctx, b.claim(long))
 	require.NoError(b.t, err)
 	return state
 }
 
 // requireOwner looks for the owner of the lock and its count. A store need not keep the counts of
 // read-write locks and semaphores: then Count is 1.
-func (b *bench) requireOwner(a store.Ask, count int) {
+func (b *bench) requireOwner(a store.Claim, count int) {
 	state := b.look()
 	require.Equal(b.t, b.named(a.ID), state.Owner)
 	if b.kind == store.Mutex || state.Count != 1 {
@@ -170,9 +170,9 @@ func (b *bench) requireRefusal(busy *store.Busy, owners ...store.ID) {
 	require.LessOrEqual(b.t, busy.TTL, long)
 }
 
-// failed checks for an error. After ErrUnsure, failed notes the ask and forgets the ask until
+// failed checks for an error. After ErrUnsure, failed notes the claim and forgets the claim until
 // confirmed, as the cleanup of relock does.
-func (b *bench) failed(a store.Ask, err error) {
+func (b *bench) failed(a store.Claim, err error) {
 	require.Error(b.t, err)
 	if errors.Is(err, store.ErrUnsure) {
 		b.left[a.ID] = a
@@ -181,11 +181,11 @@ func (b *bench) failed(a store.Ask, err error) {
 }
 
 func (b *bench) forgotten() bool {
-	var asks []store.Ask
+	var claims []store.Claim
 	for _, a := range b.left {
-		asks = append(asks, a)
+		claims = append(claims, a)
 	}
-	return errors.Join(b.st.Forget(b.ctx, asks)...) == nil
+	return errors.Join(b.st.Forget(b.ctx, claims)...) == nil
 }
 
 // requireFree waits until nobody has the lock and nobody waits. A command without an answer may run
@@ -216,7 +216,7 @@ func (b *bench) interrupt() (restore func()) {
 	return func() {
 		end()
 		b.eventually("the server answers again", func() bool {
-			return errors.Join(last(b.st.Look(b.ctx, b.ask(long))), last(b.other.Look(b.ctx, b.ask(long)))) == nil
+			return errors.Join(last(b.st.Look(b.ctx, b.claim(long))), last(b.other.Look(b.ctx, b.claim(long)))) == nil
 		})
 	}
 }
@@ -246,7 +246,7 @@ func (b *bench) promptly(call func()) {
 
 // waiter is a call of Wait.
 type waiter struct {
-	ask    store.Ask
+	claim  store.Claim
 	cancel context.CancelFunc
 	queued chan struct{} // closed by the first progress with Queued
 	first  store.Progress
@@ -257,7 +257,7 @@ type waiter struct {
 }
 
 // wait calls Wait, and returns when the hold is queued or Wait has returned.
-func (b *bench) wait(st store.Store, a store.Ask) *waiter {
+func (b *bench) wait(st store.Store, a store.Claim) *waiter {
 	w := b.start(st, a)
 	select {
 	case <-w.queued:
@@ -269,9 +269,9 @@ func (b *bench) wait(st store.Store, a store.Ask) *waiter {
 }
 
 // start calls Wait.
-func (b *bench) start(st store.Store, a store.Ask) *waiter {
+func (b *bench) start(st store.Store, a store.Claim) *waiter {
 	ctx, cancel := context.WithCancel(b.ctx)
-	w := &waiter{ask: a, cancel: cancel, queued: make(chan struct{}), done: make(chan struct{})}
+	w := &waiter{claim: a, cancel: cancel, queued: make(chan struct{}), done: make(chan struct{})}
 	var once sync.Once
 	go func() {
 		defer close(w.done)
@@ -297,7 +297,7 @@ func (b *bench) start(st store.Store, a store.Ask) *waiter {
 func (b *bench) get(w *waiter) store.Lease {
 	b.happens("Wait returns with the lock", w.done)
 	require.NoError(b.t, w.err)
-	require.Equal(b.t, w.ask, w.lease.Ask)
+	require.Equal(b.t, w.claim, w.lease.Claim)
 	require.False(b.t, w.lease.Sent.After(w.at), "Lease.Sent is after the return of Wait")
 	return w.lease
 }
@@ -306,7 +306,7 @@ func (b *bench) get(w *waiter) store.Lease {
 func (b *bench) end(w *waiter) {
 	w.cancel()
 	b.promptly(func() { <-w.done })
-	b.failed(w.ask, w.err)
+	b.failed(w.claim, w.err)
 }
 
 // waits fails if Wait has returned.

@@ -32,27 +32,27 @@ var optionalTests = []test{
 	{name: "CheckServer leaves nothing behind", run: checkServer, needs: CheckServer},
 }
 
-// call runs one command: of the hold l that has the lock, or of a new hold with the ask a.
-type call = func(ctx context.Context, l store.Lease, a store.Ask) error
+// call runs one command: of the hold l that has the lock, or of a new hold with the claim a.
+type call = func(ctx context.Context, l store.Lease, a store.Claim) error
 
 func (b *bench) calls() map[string]call {
 	st, progress := b.st, func(store.Progress) {}
 	return map[string]call{
-		"Try": func(ctx context.Context, _ store.Lease, a store.Ask) error { return last(st.Try(ctx, a)) },
-		"Wait": func(ctx context.Context, _ store.Lease, a store.Ask) error {
+		"Try": func(ctx context.Context, _ store.Lease, a store.Claim) error { return last(st.Try(ctx, a)) },
+		"Wait": func(ctx context.Context, _ store.Lease, a store.Claim) error {
 			return last(st.Wait(ctx, a, progress))
 		},
-		"Enter":   func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Enter(ctx, l, 2)) },
-		"Release": func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Release(ctx, l) },
-		"Renew": func(ctx context.Context, l store.Lease, _ store.Ask) error {
+		"Enter":   func(ctx context.Context, l store.Lease, _ store.Claim) error { return last(st.Enter(ctx, l, 2)) },
+		"Release": func(ctx context.Context, l store.Lease, _ store.Claim) error { return st.Release(ctx, l) },
+		"Renew": func(ctx context.Context, l store.Lease, _ store.Claim) error {
 			return st.Renew(ctx, []store.Renewal{{Lease: l, TTL: long, Count: 2}})[0]
 		},
-		"Forget": func(ctx context.Context, l store.Lease, _ store.Ask) error {
-			return st.Forget(ctx, []store.Ask{l.Ask})[0]
+		"Forget": func(ctx context.Context, l store.Lease, _ store.Claim) error {
+			return st.Forget(ctx, []store.Claim{l.Claim})[0]
 		},
-		"Token": func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Token(ctx, l)) },
-		"Look":  func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Look(ctx, l.Ask)) },
-		"Break": func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Break(ctx, l.Ask) },
+		"Token": func(ctx context.Context, l store.Lease, _ store.Claim) error { return last(st.Token(ctx, l)) },
+		"Look":  func(ctx context.Context, l store.Lease, _ store.Claim) error { return last(st.Look(ctx, l.Claim)) },
+		"Break": func(ctx context.Context, l store.Lease, _ store.Claim) error { return st.Break(ctx, l.Claim) },
 	}
 }
 
@@ -64,7 +64,7 @@ func (b *bench) eachCall(newContext func() context.Context, silence func() (rest
 			continue
 		}
 		b.name = b.newName()
-		a, l := b.ask(long), b.take(b.st, b.ask(long))
+		a, l := b.claim(long), b.take(b.st, b.claim(long))
 		ctx, restore := newContext(), silence()
 		var err error
 		b.promptly(func() { err = call(ctx, l, a) })
@@ -75,7 +75,7 @@ func (b *bench) eachCall(newContext func() context.Context, silence func() (rest
 			require.Equal(b.t, 1, state.Count, "%s has run: %v", name, err)
 			require.Zero(b.t, state.Waiters, "%s has run: %v", name, err)
 		}
-		b.left[l.ID], b.left[a.ID] = l.Ask, a
+		b.left[l.ID], b.left[a.ID] = l.Claim, a
 		b.requireFree()
 	}
 }
@@ -114,14 +114,14 @@ func silentServer(b *bench) {
 // ends.
 func waitOutlasts(b *bench) {
 	restore := b.interrupt()
-	w := b.start(b.st, b.ask(long))
+	w := b.start(b.st, b.claim(long))
 	b.pause(b.h.TTL)
 	b.waits(w)
 	restore()
 	b.release(b.get(w))
 
-	l := b.take(b.st, b.ask(b.h.TTL))
-	w = b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(b.h.TTL))
+	w = b.wait(b.other, b.claim(long))
 	restore = b.interrupt()
 	b.pause(2 * b.h.TTL)
 	restore()
@@ -146,13 +146,13 @@ func (r *reporter) Retrying(_ string, _ int, _ time.Time, err error) {
 
 // saysWhy waits, and leaves a lock, while the server is interrupted.
 func saysWhy(b *bench) {
-	for what, call := range map[string]func(a store.Ask) error{
-		"Wait":    func(a store.Ask) error { return last(b.st.Wait(b.ctx, a, func(store.Progress) {})) },
-		"Release": func(a store.Ask) error { return b.st.Release(b.ctx, store.Lease{Ask: a, Sent: time.Now()}) },
+	for what, call := range map[string]func(a store.Claim) error{
+		"Wait":    func(a store.Claim) error { return last(b.st.Wait(b.ctx, a, func(store.Progress) {})) },
+		"Release": func(a store.Claim) error { return b.st.Release(b.ctx, store.Lease{Claim: a, Sent: time.Now()}) },
 	} {
 		b.name = b.newName()
 		r := &reporter{heard: make(chan struct{})}
-		a := b.ask(b.h.TTL)
+		a := b.claim(b.h.TTL)
 		if what == "Release" {
 			b.take(b.st, a)
 		}
@@ -181,7 +181,7 @@ func (r reports) Retrying(_ string, _ int, since time.Time, _ error) {
 // queuedQuietly waits in the queue for longer than a call may go on without a report. A call that
 // began in the queue may be slow.
 func queuedQuietly(b *bench) {
-	l, a, heard := b.take(b.st, b.ask(long)), b.ask(long), make(reports, 100)
+	l, a, heard := b.take(b.st, b.claim(long)), b.claim(long), make(reports, 100)
 	a.Report = heard
 	w := b.wait(b.other, a)
 	queued := time.Now()
@@ -198,7 +198,7 @@ func queuedQuietly(b *bench) {
 // exitOutlasts calls Enter, and then Release, while the server is interrupted. If an attempt
 // without an answer has freed the lock, Release returns ErrGone together with ErrUnsure.
 func exitOutlasts(b *bench) {
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	for _, call := range []func() error{
 		func() error { return last(b.st.Enter(b.ctx, l, 2)) },
 		func() error { return b.st.Release(b.ctx, l) },
@@ -223,15 +223,15 @@ func exitOutlasts(b *bench) {
 
 func lostLock(b *bench) {
 	var token int64
-	l := b.take(b.st, b.ask(4*b.h.TTL))
+	l := b.take(b.st, b.claim(4*b.h.TTL))
 	if b.promises(Tokens) {
 		token = b.token(l)
 	}
-	w := b.wait(b.other, b.ask(long))
+	w := b.wait(b.other, b.claim(long))
 	b.server.Lose(b.name)
 	next := b.get(w)
 	b.refused(l)
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	if b.promises(Tokens) {
 		require.Greater(b.t, b.token(next), token)
 	}
@@ -248,7 +248,7 @@ func tokens(b *bench) {
 	var newest int64
 	for i := range 6 {
 		st := []store.Store{b.st, b.other}[i%2]
-		l := b.take(st, b.ask(long))
+		l := b.take(st, b.claim(long))
 		token := b.token(l)
 		require.Greater(b.t, token, newest, "a newer hold has a token that is not larger")
 		newest = b.token(l)
@@ -256,8 +256,8 @@ func tokens(b *bench) {
 		require.Equal(b.t, newest, b.look().Token)
 		b.release(l)
 	}
-	l := b.take(b.st, b.ask(long))
-	w := b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(long))
+	w := b.wait(b.other, b.claim(long))
 	b.release(l)
 	granted := b.get(w)
 	require.Greater(b.t, b.token(granted), newest)
@@ -267,7 +267,7 @@ func tokens(b *bench) {
 
 // tokenFloor draws above a floor that the store has not drawn, and then with a low floor.
 func tokenFloor(b *bench) {
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	if l.Token != 0 {
 		b.t.Log("NOT TESTED: the store draws a token with each hold")
 		b.release(l)
@@ -284,8 +284,8 @@ func tokenFloor(b *bench) {
 	b.release(l)
 }
 
-func (b *bench) acked() store.Ask {
-	a := b.ask(long)
+func (b *bench) acked() store.Claim {
+	a := b.claim(long)
 	a.Acks = store.Acks{Replicas: 1000, Timeout: 50 * time.Millisecond}
 	return a
 }
@@ -297,7 +297,7 @@ func acks(b *bench) {
 	require.ErrorIs(b.t, err, store.ErrNotReplicated)
 	b.failed(a, err)
 
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	l.Acks = a.Acks
 	_, err = b.st.Enter(b.ctx, l, 1)
 	require.ErrorIs(b.t, err, store.ErrNotReplicated, "nobody may count on a lease without its confirmations")
@@ -313,7 +313,7 @@ func refuses(b *bench) {
 		require.ErrorIs(b.t, last(b.st.Check(b.acked())), errors.ErrUnsupported)
 	}
 	if !b.promises(Kinds) {
-		for _, a := range []store.Ask{b.reader(), b.writer()} {
+		for _, a := range []store.Claim{b.reader(), b.writer()} {
 			require.ErrorIs(b.t, last(b.st.Check(a)), errors.ErrUnsupported, a.Kind)
 		}
 	}
@@ -322,7 +322,7 @@ func refuses(b *bench) {
 		require.ErrorIs(b.t, last(b.st.Check(b.permit(2))), errors.ErrUnsupported)
 	}
 	b.logPowers()
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	if !b.promises(Tokens) {
 		require.ErrorIs(b.t, last(b.st.Token(b.ctx, l)), errors.ErrUnsupported)
 	}
@@ -348,23 +348,23 @@ func (b *bench) logPowers() {
 func watch(b *bench) {
 	watcher, ok := b.st.(store.Watcher)
 	require.True(b.t, ok, "the store is no store.Watcher: the harness must list Watch in Without")
-	who := client(b.ask(long).ID)
+	who := client(b.claim(long).ID)
 	doubts, others := make(chan store.ID, 100), make(chan store.ID, 100)
 	stop := watcher.Watch(who, func(id store.ID) { doubts <- id })
 	defer watcher.Watch("storetest/other", func(id store.ID) { others <- id })()
-	asks := []func() store.Ask{b.exclusive, b.exclusive}
+	claims := []func() store.Claim{b.exclusive, b.exclusive}
 	if b.promises(Kinds) {
-		asks = append(asks, b.writer, b.reader)
+		claims = append(claims, b.writer, b.reader)
 	}
 	if b.promises(Semaphores) {
-		asks = append(asks, func() store.Ask { return b.permit(2) })
+		claims = append(claims, func() store.Claim { return b.permit(2) })
 	}
-	for _, ask := range asks {
-		b.begin(ask().Kind)
-		a := ask()
+	for _, claim := range claims {
+		b.begin(claim().Kind)
+		a := claim()
 		a.ID = newID(who)
 		l := b.take(b.st, a)
-		require.NoError(b.t, b.other.Break(b.ctx, l.Ask))
+		require.NoError(b.t, b.other.Break(b.ctx, l.Claim))
 		b.eventually("Watch tells of the broken hold", func() bool {
 			select {
 			case doubt := <-doubts:
@@ -383,12 +383,12 @@ func watch(b *bench) {
 func wanted(b *bench) {
 	asking, ok := b.st.(store.Asking)
 	require.True(b.t, ok, "the store is no store.Asking: the harness must list Asking in Without")
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	heard, others := make(chan store.ID, 100), make(chan store.ID, 100)
 	stop := asking.WatchWanted(client(l.ID), func(id store.ID) { heard <- id })
 	defer asking.WatchWanted("storetest/other", func(id store.ID) { others <- id })()
 	b.eventually("Want is heard", func() bool { // the watch may not have begun
-		require.NoError(b.t, b.other.(store.Asking).Want(b.ctx, l.Ask))
+		require.NoError(b.t, b.other.(store.Asking).Want(b.ctx, l.Claim))
 		b.pause(aMoment)
 		return len(heard) > 0
 	})
@@ -396,17 +396,17 @@ func wanted(b *bench) {
 		require.Equal(b.t, l.ID, <-heard)
 	}
 	require.Empty(b.t, others, "another client hears it")
-	b.requireOwner(l.Ask, 1)
+	b.requireOwner(l.Claim, 1)
 	stop()
 	b.pause(aMoment)
 	for len(heard) > 0 { // on its way at the stop
 		<-heard
 	}
-	require.NoError(b.t, b.other.(store.Asking).Want(b.ctx, l.Ask))
+	require.NoError(b.t, b.other.(store.Asking).Want(b.ctx, l.Claim))
 	b.pause(aMoment)
 	require.Empty(b.t, heard, "behind stop")
 	b.release(l)
-	if err := b.other.(store.Asking).Want(b.ctx, l.Ask); err != nil {
+	if err := b.other.(store.Asking).Want(b.ctx, l.Claim); err != nil {
 		require.ErrorIs(b.t, err, store.ErrGone)
 	}
 	b.requireFree()
@@ -418,17 +418,17 @@ const aMoment = 50 * time.Millisecond
 func checkServer(b *bench) {
 	checker, ok := b.st.(store.Checker)
 	require.True(b.t, ok, "the store is no store.Checker: the harness must list CheckServer in Without")
-	require.NoError(b.t, checker.CheckServer(b.ctx, b.ask(long)))
+	require.NoError(b.t, checker.CheckServer(b.ctx, b.claim(long)))
 }
 
 func announced(b *bench) {
 	announcing, ok := b.st.(store.Announcing)
 	require.True(b.t, ok, "the store is no store.Announcing: the harness must list Announcing in Without")
-	l := b.take(b.other, b.ask(long))
+	l := b.take(b.other, b.claim(long))
 	heard, others := make(chan struct{}, 1000), make(chan struct{}, 1000)
 	stop := announcing.Announced(l.Name, func() { heard <- struct{}{} })
 	defer announcing.Announced(b.newName(), func() { others <- struct{}{} })()
-	announce := func() { require.NoError(b.t, b.other.(store.Announcing).Announce(b.ctx, l.Ask)) }
+	announce := func() { require.NoError(b.t, b.other.(store.Announcing).Announce(b.ctx, l.Claim)) }
 	quiet := func() { // what is on its way, and what a store says as it begins to listen
 		b.pause(aMoment)
 		for len(heard)+len(others) > 0 {
@@ -448,7 +448,7 @@ func announced(b *bench) {
 	b.pause(aMoment)
 	require.NotEmpty(b.t, heard)
 	require.Empty(b.t, others, "those who follow another lock hear it")
-	b.requireOwner(l.Ask, 1)
+	b.requireOwner(l.Claim, 1)
 	stop()
 	quiet()
 	announce()

@@ -20,7 +20,7 @@ var holdTests = []test{
 	{name: "Forget frees the lock and serves a waiter", run: forgetHold},
 	{name: "Forget takes a waiter out of the queue", run: forgetWaiter, halts: true},
 	{name: "Forget of many and of nothing", run: forgetMany},
-	{name: "Forget again after the ask has come late", run: forgetLate},
+	{name: "Forget again after the claim has come late", run: forgetLate},
 	{name: "Break frees the lock of that hold only", run: breakHold},
 	{name: "Close leaves commands working", run: closed},
 }
@@ -36,13 +36,13 @@ var renewTests = []test{
 }
 
 func enterCount(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	l := b.take(b.st, a)
 	for _, count := range []int{2, 2, 3, 1, 3} {
 		before := time.Now()
 		entered, err := b.st.Enter(b.ctx, l, count)
 		require.NoError(b.t, err)
-		require.Equal(b.t, a, entered.Ask)
+		require.Equal(b.t, a, entered.Claim)
 		b.requireSent(before, entered)
 		b.requireOwner(a, count)
 	}
@@ -51,7 +51,7 @@ func enterCount(b *bench) {
 }
 
 func enterLease(b *bench) {
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	l.TTL = 0
 	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 2)))
 	b.requireTTL(long/2, long)
@@ -68,7 +68,7 @@ func enterLease(b *bench) {
 
 // enterUnchanged waits for longer than the margin of a lease before it leaves the lease unchanged.
 func enterUnchanged(b *bench) {
-	l := b.take(b.st, b.ask(long/6))
+	l := b.take(b.st, b.claim(long/6))
 	b.pause(2 * store.Margin(long/6))
 	unchanged := l
 	unchanged.TTL = 0
@@ -79,7 +79,7 @@ func enterUnchanged(b *bench) {
 }
 
 func enterShort(b *bench) {
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	short := l
 	short.TTL = long / 10
 	entered, err := b.st.Enter(b.ctx, short, 3)
@@ -87,12 +87,12 @@ func enterShort(b *bench) {
 	b.requireTTL(long/2, long)
 	until := time.Now().Add(b.look().TTL)
 	require.False(b.t, entered.Until().After(until), "Enter returns a lease that outlasts that of the store")
-	b.requireOwner(l.Ask, 3)
+	b.requireOwner(l.Claim, 3)
 	b.release(l)
 }
 
 func releaseTwice(b *bench) {
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	b.release(l)
 	if err := b.st.Release(b.ctx, l); err != nil {
 		b.requireGone(err)
@@ -105,23 +105,23 @@ func (b *bench) refused(l store.Lease) {
 	l.TTL = 5 * long
 	b.requireGone(last(b.st.Enter(b.ctx, l, 7)))
 	b.requireGone(b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 5 * long, Count: 7}})[0])
-	b.requireGone(b.st.Break(b.ctx, l.Ask))
+	b.requireGone(b.st.Break(b.ctx, l.Claim))
 	if b.promises(Tokens) {
 		b.requireGone(last(b.st.Token(b.ctx, l)))
 	}
 	if err := b.st.Release(b.ctx, l); err != nil {
 		b.requireGone(err)
 	}
-	require.NoError(b.t, b.st.Forget(b.ctx, []store.Ask{l.Ask})[0])
+	require.NoError(b.t, b.st.Forget(b.ctx, []store.Claim{l.Claim})[0])
 }
 
 func oldHold(b *bench) {
-	first := b.ask(long)
+	first := b.claim(long)
 	old := b.take(b.st, first)
 	b.release(old)
 	sameClient := first
 	sameClient.ID = newID(client(first.ID))
-	for _, newer := range []store.Ask{sameClient, b.ask(long)} {
+	for _, newer := range []store.Claim{sameClient, b.claim(long)} {
 		l := b.take(b.other, newer)
 		b.refused(old)
 		b.requireBusy(last(b.st.Try(b.ctx, first)), newer.ID)
@@ -132,26 +132,26 @@ func oldHold(b *bench) {
 }
 
 func noHold(b *bench) {
-	b.refused(store.Lease{Ask: b.ask(long), Sent: time.Now()})
+	b.refused(store.Lease{Claim: b.claim(long), Sent: time.Now()})
 	require.Empty(b.t, b.look().Owner)
 }
 
 func forgetHold(b *bench) {
-	l := b.take(b.st, b.ask(long))
-	w := b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(long))
+	w := b.wait(b.other, b.claim(long))
 	for range 2 {
-		require.NoError(b.t, b.other.Forget(b.ctx, []store.Ask{l.Ask})[0])
+		require.NoError(b.t, b.other.Forget(b.ctx, []store.Claim{l.Claim})[0])
 	}
 	l = b.get(w)
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	b.release(l)
 }
 
 // forgetWaiter leaves a waiter in the queue, if an interruption can do that, and forgets the
 // waiter.
 func forgetWaiter(b *bench) {
-	l := b.take(b.st, b.ask(long))
-	w := b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(long))
+	w := b.wait(b.other, b.claim(long))
 	restore := func() {}
 	if b.server.Interrupt != nil {
 		restore = b.interrupt()
@@ -159,27 +159,27 @@ func forgetWaiter(b *bench) {
 	w.cancel()
 	b.promptly(func() { <-w.done })
 	restore()
-	b.left[w.ask.ID] = w.ask
+	b.left[w.claim.ID] = w.claim
 	b.eventually("the waiter is gone", func() bool { return b.forgotten() && b.look().Waiters == 0 })
 	b.release(l)
 	require.Empty(b.t, b.look().Owner)
 }
 
 func forgetMany(b *bench) {
-	keep := b.take(b.st, b.ask(long))
-	var asks []store.Ask
+	keep := b.take(b.st, b.claim(long))
+	var claims []store.Claim
 	for i := range 120 {
-		a := b.ask(long)
+		a := b.claim(long)
 		if i%2 == 0 {
 			a.Name = b.newName()
 			b.take(b.st, a)
 		}
-		asks = append(asks, a)
+		claims = append(claims, a)
 	}
-	errs := b.other.Forget(b.ctx, asks)
-	require.Len(b.t, errs, len(asks))
+	errs := b.other.Forget(b.ctx, claims)
+	require.Len(b.t, errs, len(claims))
 	require.NoError(b.t, errors.Join(errs...))
-	for _, a := range asks {
+	for _, a := range claims {
 		state, err := b.st.Look(b.ctx, a)
 		require.NoError(b.t, err)
 		require.Equal(b.t, a.Name == b.name, state.Owner == b.named(keep.ID))
@@ -190,8 +190,8 @@ func forgetMany(b *bench) {
 }
 
 func forgetLate(b *bench) {
-	a := b.ask(long)
-	forget := func() { require.NoError(b.t, b.st.Forget(b.ctx, []store.Ask{a})[0]) }
+	a := b.claim(long)
+	forget := func() { require.NoError(b.t, b.st.Forget(b.ctx, []store.Claim{a})[0]) }
 	forget()
 	if _, err := b.st.Try(b.ctx, a); err == nil {
 		b.requireOwner(a, 1)
@@ -201,21 +201,21 @@ func forgetLate(b *bench) {
 }
 
 func breakHold(b *bench) {
-	l := b.take(b.st, b.ask(long))
-	w := b.wait(b.other, b.ask(long))
-	b.requireGone(b.other.Break(b.ctx, w.ask))
+	l := b.take(b.st, b.claim(long))
+	w := b.wait(b.other, b.claim(long))
+	b.requireGone(b.other.Break(b.ctx, w.claim))
 	b.waits(w)
-	b.requireOwner(l.Ask, 1)
-	require.NoError(b.t, b.other.Break(b.ctx, l.Ask))
+	b.requireOwner(l.Claim, 1)
+	require.NoError(b.t, b.other.Break(b.ctx, l.Claim))
 	next := b.get(w)
-	b.requireGone(b.other.Break(b.ctx, l.Ask))
-	b.requireOwner(w.ask, 1)
+	b.requireGone(b.other.Break(b.ctx, l.Claim))
+	b.requireOwner(w.claim, 1)
 	b.release(next)
 }
 
 func closed(b *bench) {
 	st := b.server.New()
-	l := b.take(st, b.ask(long))
+	l := b.take(st, b.claim(long))
 	for range 2 {
 		require.NoError(b.t, st.Close())
 	}
@@ -223,12 +223,12 @@ func closed(b *bench) {
 	require.NoError(b.t, err)
 	require.NoError(b.t, st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: long, Count: 2}})[0])
 	require.NoError(b.t, st.Release(b.ctx, l))
-	l = b.take(st, b.ask(long))
-	require.NoError(b.t, st.Forget(b.ctx, []store.Ask{l.Ask})[0])
+	l = b.take(st, b.claim(long))
+	require.NoError(b.t, st.Forget(b.ctx, []store.Claim{l.Claim})[0])
 }
 
 func renewLease(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	l := b.take(b.st, a)
 	for range 2 {
 		sent := time.Now()
@@ -245,20 +245,20 @@ func renewLease(b *bench) {
 }
 
 func renewShort(b *bench) {
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: b.h.TTL, Count: 1}})[0])
 	b.requireTTL(long/2, long)
 	b.release(l)
 }
 
 func renewKeeps(b *bench) {
-	l := b.take(b.st, b.ask(2*b.h.TTL))
+	l := b.take(b.st, b.claim(2*b.h.TTL))
 	for range 6 {
 		b.pause(b.h.TTL / 2)
 		require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 2 * b.h.TTL, Count: 1}})[0])
-		b.requireBusy(last(b.other.Try(b.ctx, b.ask(long))), l.ID)
+		b.requireBusy(last(b.other.Try(b.ctx, b.claim(long))), l.ID)
 	}
-	w := b.wait(b.other, b.ask(long)) // which sees the end of the lease that comes first
+	w := b.wait(b.other, b.claim(long)) // which sees the end of the lease that comes first
 	require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: long, Count: 1}})[0])
 	b.pause(3 * b.h.TTL)
 	b.waits(w)
@@ -268,7 +268,7 @@ func renewKeeps(b *bench) {
 
 // month takes a lease with more milliseconds than 31 bits have, if Check admits it.
 func month(b *bench) {
-	a, err := b.st.Check(b.ask(30 * 24 * time.Hour))
+	a, err := b.st.Check(b.claim(30 * 24 * time.Hour))
 	if err != nil {
 		return
 	}
@@ -282,20 +282,20 @@ func month(b *bench) {
 }
 
 func delayKeeps(b *bench) {
-	a := b.ask(b.h.TTL)
+	a := b.claim(b.h.TTL)
 	a.Delay = 2 * b.h.TTL
 	begun := time.Now()
 	l := b.take(b.st, a)
 	require.Less(b.t, l.Until().Sub(l.Sent), b.h.TTL, "the delay is no part of the lease")
 	b.requireTTL(2*b.h.TTL, 3*b.h.TTL)
-	next, err := b.other.Wait(b.ctx, b.ask(long), func(store.Progress) {})
+	next, err := b.other.Wait(b.ctx, b.claim(long), func(store.Progress) {})
 	require.NoError(b.t, err)
 	require.GreaterOrEqual(b.t, time.Since(begun), 3*b.h.TTL)
 	b.release(next)
 }
 
 func delayReleased(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	a.Delay = long
 	l := b.take(b.st, a)
 	b.requireTTL(long, 2*long)
@@ -307,14 +307,14 @@ func delayReleased(b *bench) {
 	require.LessOrEqual(b.t, l.Until().Sub(l.Sent), 3*long)
 	b.requireTTL(3*long, 4*long)
 	b.release(l)
-	b.release(b.take(b.other, b.ask(long)))
+	b.release(b.take(b.other, b.claim(long)))
 }
 
 func renewMany(b *bench) {
 	var renewals []store.Renewal
 	gone := func(i int) bool { return i%3 == 0 }
 	for i := range 120 {
-		a := b.ask(long)
+		a := b.claim(long)
 		a.Name = b.newName()
 		l := b.take(b.st, a)
 		if gone(i) {
@@ -325,7 +325,7 @@ func renewMany(b *bench) {
 	errs := b.st.Renew(b.ctx, renewals)
 	require.Len(b.t, errs, len(renewals))
 	for i, r := range renewals {
-		state, err := b.other.Look(b.ctx, r.Lease.Ask)
+		state, err := b.other.Look(b.ctx, r.Lease.Claim)
 		require.NoError(b.t, err)
 		if gone(i) {
 			b.requireGone(errs[i])

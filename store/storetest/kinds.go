@@ -9,7 +9,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// kindTests are the promises of read-write locks and semaphores. One queue serves all asks of a
+// kindTests are the promises of read-write locks and semaphores. One queue serves all claims of a
 // name, so a store without FIFO does not run the subtests of the queue.
 var kindTests = []test{
 	{name: "Readers enter together and a writer excludes", run: readersTogether, needs: Kinds},
@@ -43,26 +43,26 @@ var kindTests = []test{
 	{name: "Many permits at once", run: stressPermits, needs: Semaphores},
 }
 
-// of returns an ask of a kind with a limit, for the name of the subtest.
-func (b *bench) of(kind store.Kind, limit int) store.Ask {
-	a := b.ask(long)
+// of returns a claim of a kind with a limit, for the name of the subtest.
+func (b *bench) of(kind store.Kind, limit int) store.Claim {
+	a := b.claim(long)
 	a.Kind, a.Limit = kind, limit
 	return a
 }
 
-func (b *bench) exclusive() store.Ask   { return b.of(store.Mutex, 1) }
-func (b *bench) reader() store.Ask      { return b.of(store.ReadWrite, store.Unlimited) }
-func (b *bench) writer() store.Ask      { return b.of(store.ReadWrite, 1) }
-func (b *bench) permit(n int) store.Ask { return b.of(store.Semaphore, n) }
+func (b *bench) exclusive() store.Claim   { return b.of(store.Mutex, 1) }
+func (b *bench) reader() store.Claim      { return b.of(store.ReadWrite, store.Unlimited) }
+func (b *bench) writer() store.Claim      { return b.of(store.ReadWrite, 1) }
+func (b *bench) permit(n int) store.Claim { return b.of(store.Semaphore, n) }
 
-// inside returns an ask of the client of a hold, inside that hold.
-func inside(a store.Ask, around store.Lease) store.Ask {
+// inside returns a claim of the client of a hold, inside that hold.
+func inside(a store.Claim, around store.Lease) store.Claim {
 	a.ID, a.With = newID(client(around.ID)), around.ID
 	return a
 }
 
-// short returns an ask with a lease that ends during the subtest.
-func (b *bench) short(a store.Ask) store.Ask {
+// short returns a claim with a lease that ends during the subtest.
+func (b *bench) short(a store.Claim) store.Claim {
 	a.TTL = b.h.TTL
 	return a
 }
@@ -95,8 +95,8 @@ func (b *bench) requireIn(waiters int, in ...store.Lease) {
 }
 
 // queue makes waiters one after another.
-func (b *bench) queue(asks ...store.Ask) (line []*waiter) {
-	for i, a := range asks {
+func (b *bench) queue(claims ...store.Claim) (line []*waiter) {
+	for i, a := range claims {
 		line = append(line, b.wait([]store.Store{b.other, b.st}[i%2], a))
 	}
 	for _, w := range line {
@@ -106,13 +106,13 @@ func (b *bench) queue(asks ...store.Ask) (line []*waiter) {
 }
 
 // shared are asks of one kind, of which one enters alone.
-type shared struct{ together, alone func() store.Ask }
+type shared struct{ together, alone func() store.Claim }
 
-// shared returns the asks of all promised kinds that let several in.
+// shared returns the claims of all promised kinds that let several in.
 func (b *bench) shared() []shared {
 	kinds := []shared{{b.reader, b.writer}}
 	if b.promises(Semaphores) {
-		kinds = append(kinds, shared{func() store.Ask { return b.permit(2) }, func() store.Ask { return b.permit(1) }})
+		kinds = append(kinds, shared{func() store.Claim { return b.permit(2) }, func() store.Claim { return b.permit(1) }})
 	}
 	return kinds
 }
@@ -131,7 +131,7 @@ func headForgotten(b *bench) {
 		line[0].cancel()
 		b.promptly(func() { <-line[0].done })
 		restore()
-		b.left[line[0].ask.ID] = line[0].ask
+		b.left[line[0].claim.ID] = line[0].claim
 		b.eventually("Forget is confirmed", b.forgotten)
 		next := b.get(line[1])
 		b.requireIn(0, l, next)
@@ -213,17 +213,17 @@ func readerCommands(b *bench) {
 
 func permitCommands(b *bench) {
 	b.begin(store.Semaphore)
-	b.commands(func() store.Ask { return b.permit(5) })
+	b.commands(func() store.Claim { return b.permit(5) })
 }
 
 // commands runs each command on one of three holds, twice.
-func (b *bench) commands(ask func() store.Ask) {
-	first, second, third := b.take(b.st, ask()), b.take(b.other, ask()), b.take(b.st, ask())
+func (b *bench) commands(claim func() store.Claim) {
+	first, second, third := b.take(b.st, claim()), b.take(b.other, claim()), b.take(b.st, claim())
 	for range 2 {
-		again, err := b.other.Try(b.ctx, second.Ask)
+		again, err := b.other.Try(b.ctx, second.Claim)
 		require.NoError(b.t, err)
 		require.Equal(b.t, second.ID, again.ID)
-		waited, err := b.other.Wait(b.ctx, second.Ask, func(store.Progress) {})
+		waited, err := b.other.Wait(b.ctx, second.Claim, func(store.Progress) {})
 		require.NoError(b.t, err)
 		require.Equal(b.t, second.ID, waited.ID)
 		longer := second
@@ -235,8 +235,8 @@ func (b *bench) commands(ask func() store.Ask) {
 	}
 	for _, c := range []func(l store.Lease) error{
 		func(l store.Lease) error { return b.other.Release(b.ctx, l) },
-		func(l store.Lease) error { return b.other.Break(b.ctx, l.Ask) },
-		func(l store.Lease) error { return b.other.Forget(b.ctx, []store.Ask{l.Ask})[0] },
+		func(l store.Lease) error { return b.other.Break(b.ctx, l.Claim) },
+		func(l store.Lease) error { return b.other.Forget(b.ctx, []store.Claim{l.Claim})[0] },
 	} {
 		require.NoError(b.t, c(second))
 		b.requireIn(0, first, third)
@@ -246,15 +246,15 @@ func (b *bench) commands(ask func() store.Ask) {
 		}
 		b.requireIn(0, first, third)
 		b.requireTTL(long/2, long)
-		second = b.take(b.other, ask())
+		second = b.take(b.other, claim())
 	}
 	errs := b.st.Renew(b.ctx, []store.Renewal{
-		{Lease: first, TTL: 2 * long, Count: 1}, {Lease: store.Lease{Ask: ask()}, TTL: long, Count: 1}, {Lease: third, TTL: 3 * long, Count: 2},
+		{Lease: first, TTL: 2 * long, Count: 1}, {Lease: store.Lease{Claim: claim()}, TTL: long, Count: 1}, {Lease: third, TTL: 3 * long, Count: 2},
 	})
 	require.NoError(b.t, errors.Join(errs[0], errs[2]))
 	b.requireGone(errs[1])
 	require.Equal(b.t, []store.ID{second.ID, first.ID, third.ID}, b.held())
-	require.NoError(b.t, errors.Join(b.st.Forget(b.ctx, []store.Ask{first.Ask, second.Ask, third.Ask})...))
+	require.NoError(b.t, errors.Join(b.st.Forget(b.ctx, []store.Claim{first.Claim, second.Claim, third.Claim})...))
 	b.requireIn(0)
 }
 
@@ -322,11 +322,11 @@ func permitTokens(b *bench) {
 
 // oneKind asks for each kind of lock while the name is another kind.
 func oneKind(b *bench) {
-	kinds := []func() store.Ask{
+	kinds := []func() store.Claim{
 		b.exclusive, b.reader, b.writer,
 	}
 	if b.promises(Semaphores) {
-		kinds = append(kinds, func() store.Ask { return b.permit(2) })
+		kinds = append(kinds, func() store.Claim { return b.permit(2) })
 	}
 	for _, in := range kinds {
 		b.begin(in().Kind)
@@ -338,10 +338,10 @@ func oneKind(b *bench) {
 			require.NoError(b.t, err)
 			require.Equal(b.t, b.name, spelled.Name, "the kind of a lock changes the spelling of its name")
 			l := b.take(b.st, in())
-			b.requireKind(l.Ask, wrong())
+			b.requireKind(l.Claim, wrong())
 			b.release(l)
 			l = b.take(b.other, wrong())
-			b.requireKind(l.Ask, in())
+			b.requireKind(l.Claim, in())
 			b.release(l)
 		}
 	}
@@ -354,7 +354,7 @@ func oneKind(b *bench) {
 }
 
 // requireKind asks for a lock of a kind that the lock is not.
-func (b *bench) requireKind(in, wrong store.Ask) {
+func (b *bench) requireKind(in, wrong store.Claim) {
 	for name, call := range map[string]func() error{
 		"Try":  func() error { return last(b.other.Try(b.ctx, wrong)) },
 		"Wait": func() error { return last(b.other.Wait(b.ctx, wrong, func(store.Progress) {})) },

@@ -57,8 +57,8 @@ var kindMutants = map[string]mutant{
 	"admits a second permit":          {admitsAll{mem.New()}, "Permit: Try of a busy lock says who has it"},
 }
 
-// asks sends another ask, which change makes. The lease names the ask of the caller.
-func asks(ctx context.Context, s *mem.Store, a store.Ask, progress func(store.Progress), change func(a *store.Ask)) (store.Lease, error) {
+// claims sends another claim, which change makes. The lease names the claim of the caller.
+func claims(ctx context.Context, s *mem.Store, a store.Claim, progress func(store.Progress), change func(a *store.Claim)) (store.Lease, error) {
 	changed := a
 	change(&changed)
 	var l store.Lease
@@ -69,32 +69,32 @@ func asks(ctx context.Context, s *mem.Store, a store.Ask, progress func(store.Pr
 		l, err = s.Wait(ctx, changed, progress)
 	}
 	if err == nil {
-		l.Ask = a
+		l.Claim = a
 	}
 	return l, err
 }
 
 type sharesAll struct{ *mem.Store }
 
-func (s sharesAll) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	return asks(ctx, s.Store, a, nil, share)
+func (s sharesAll) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	return claims(ctx, s.Store, a, nil, share)
 }
 
-func (s sharesAll) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	return asks(ctx, s.Store, a, progress, share)
+func (s sharesAll) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
+	return claims(ctx, s.Store, a, progress, share)
 }
 
-func share(a *store.Ask) { a.Limit = store.Unlimited }
+func share(a *store.Claim) { a.Limit = store.Unlimited }
 
 type readsAlone struct{ *mem.Store }
 
-func (s readsAlone) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	return asks(ctx, s.Store, a, nil, func(a *store.Ask) { a.Limit = 1 })
+func (s readsAlone) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.Limit = 1 })
 }
 
 type namesAsker struct{ *mem.Store }
 
-func (s namesAsker) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s namesAsker) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	l, err := s.Store.Try(ctx, a)
 	if busy := (*store.Busy)(nil); errors.As(err, &busy) && a.With != "" {
 		busy.Owner = a.With
@@ -105,15 +105,15 @@ func (s namesAsker) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 // overtakes asks inside of a hold that does not exist, and so before the queue.
 type overtakes struct{ *mem.Store }
 
-func (s overtakes) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	return asks(ctx, s.Store, a, nil, overtake)
+func (s overtakes) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	return claims(ctx, s.Store, a, nil, overtake)
 }
 
-func (s overtakes) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	return asks(ctx, s.Store, a, progress, overtake)
+func (s overtakes) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
+	return claims(ctx, s.Store, a, progress, overtake)
 }
 
-func overtake(a *store.Ask) {
+func overtake(a *store.Claim) {
 	if a.Limit == store.Unlimited {
 		a.With = "nobody:1:1"
 	}
@@ -122,8 +122,8 @@ func overtake(a *store.Ask) {
 // wakesOne lets a reader in that has waited when no other reader is in.
 type wakesOne struct{ *mem.Store }
 
-func (s wakesOne) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	return asks(ctx, s.Store, a, progress, func(a *store.Ask) {
+func (s wakesOne) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
+	return claims(ctx, s.Store, a, progress, func(a *store.Claim) {
 		if a.With == "" {
 			a.Limit = 1
 		}
@@ -132,31 +132,31 @@ func (s wakesOne) Wait(ctx context.Context, a store.Ask, progress func(store.Pro
 
 type countsAround struct{ *mem.Store }
 
-func (s countsAround) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	return asks(ctx, s.Store, a, nil, func(a *store.Ask) { a.With = "" })
+func (s countsAround) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.With = "" })
 }
 
 // queuesUpgrade lets an upgrade wait behind the waiters before it.
 type queuesUpgrade struct{ *mem.Store }
 
-func (s queuesUpgrade) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	return asks(ctx, s.Store, a, progress, func(a *store.Ask) { a.With = "" })
+func (s queuesUpgrade) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
+	return claims(ctx, s.Store, a, progress, func(a *store.Claim) { a.With = "" })
 }
 
 type dropsRead struct{ *mem.Store }
 
-func (s dropsRead) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s dropsRead) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	l, err := s.Store.Try(ctx, a)
 	if err == nil && a.With != "" {
 		a.ID = a.With
-		return l, s.Forget(ctx, []store.Ask{a})[0]
+		return l, s.Forget(ctx, []store.Claim{a})[0]
 	}
 	return l, err
 }
 
 type waitsDead struct{ *mem.Store }
 
-func (s waitsDead) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s waitsDead) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	l, err := s.Store.Wait(ctx, a, progress)
 	if errors.Is(err, store.ErrDeadlock) {
 		<-ctx.Done()
@@ -167,7 +167,7 @@ func (s waitsDead) Wait(ctx context.Context, a store.Ask, progress func(store.Pr
 
 type unsureDead struct{ *mem.Store }
 
-func (s unsureDead) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s unsureDead) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	l, err := s.Store.Wait(ctx, a, progress)
 	if errors.Is(err, store.ErrDeadlock) {
 		err = store.Unsure(err)
@@ -181,7 +181,7 @@ type refusesUpgrade struct {
 	upgrades atomic.Int32
 }
 
-func (s *refusesUpgrade) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *refusesUpgrade) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	if a.With != "" && s.upgrades.Add(1) > 1 {
 		return store.Lease{}, store.ErrDeadlock
 	}
@@ -192,7 +192,7 @@ func (s *refusesUpgrade) Wait(ctx context.Context, a store.Ask, progress func(st
 type endsInside struct{ *mem.Store }
 
 func (s endsInside) Release(ctx context.Context, l store.Lease) error {
-	state, err := s.Look(ctx, l.Ask)
+	state, err := s.Look(ctx, l.Claim)
 	if err != nil {
 		return err
 	}
@@ -202,9 +202,9 @@ func (s endsInside) Release(ctx context.Context, l store.Lease) error {
 	}
 	client, _, _ := strings.Cut(string(l.ID), ":")
 	for _, id := range others {
-		if inside := l.Ask; l.Limit == 1 && strings.HasPrefix(string(id), client) {
+		if inside := l.Claim; l.Limit == 1 && strings.HasPrefix(string(id), client) {
 			inside.ID = id
-			s.Forget(ctx, []store.Ask{inside})
+			s.Forget(ctx, []store.Claim{inside})
 		}
 	}
 	return s.Store.Release(ctx, l)
@@ -212,7 +212,7 @@ func (s endsInside) Release(ctx context.Context, l store.Lease) error {
 
 type endsTogether struct{ *mem.Store }
 
-func (s endsTogether) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s endsTogether) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	l, err := s.Store.Try(ctx, a)
 	if err == nil && a.TTL < time.Second {
 		time.AfterFunc(a.TTL-time.Millisecond, func() { s.Lose(a.Name) })
@@ -223,42 +223,42 @@ func (s endsTogether) Try(ctx context.Context, a store.Ask) (store.Lease, error)
 // keepsHead does not forget the smallest limit.
 type keepsHead struct{ *mem.Store }
 
-func (s keepsHead) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s keepsHead) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	if a.Limit == 1 {
 		return leavesWaiter(s).Wait(ctx, a, progress)
 	}
 	return s.Store.Wait(ctx, a, progress)
 }
 
-func (s keepsHead) Forget(ctx context.Context, asks []store.Ask) []error {
-	asks = slices.DeleteFunc(slices.Clone(asks), func(a store.Ask) bool { return a.Limit == 1 })
-	return s.Store.Forget(ctx, asks)
+func (s keepsHead) Forget(ctx context.Context, claims []store.Claim) []error {
+	claims = slices.DeleteFunc(slices.Clone(claims), func(a store.Claim) bool { return a.Limit == 1 })
+	return s.Store.Forget(ctx, claims)
 }
 
 type oneMore struct{ *mem.Store }
 
-func (s oneMore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	return asks(ctx, s.Store, a, nil, func(a *store.Ask) { a.Limit++ })
+func (s oneMore) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.Limit++ })
 }
 
-func (s oneMore) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	return asks(ctx, s.Store, a, progress, func(a *store.Ask) { a.Limit++ })
+func (s oneMore) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
+	return claims(ctx, s.Store, a, progress, func(a *store.Claim) { a.Limit++ })
 }
 
 type ownLimit struct{ *mem.Store }
 
-func (s ownLimit) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s ownLimit) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	state, err := s.Look(ctx, a)
 	if err == nil && state.Owner != "" && len(state.Others)+1 >= a.Limit {
 		return store.Lease{}, &store.Busy{Owner: state.Owner, TTL: state.TTL}
 	}
-	return asks(ctx, s.Store, a, nil, share)
+	return claims(ctx, s.Store, a, nil, share)
 }
 
 type triesFirst struct{ *mem.Store }
 
-func (s triesFirst) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	return asks(ctx, s.Store, a, nil, func(a *store.Ask) { a.With = "nobody:1:1" })
+func (s triesFirst) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.With = "nobody:1:1" })
 }
 
 type releasesAll struct{ *mem.Store }
@@ -273,7 +273,7 @@ func (s releasesAll) Release(ctx context.Context, l store.Lease) error {
 type renewsAll struct{ *mem.Store }
 
 func (s renewsAll) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	if state, err := s.Look(ctx, l.Ask); err == nil {
+	if state, err := s.Look(ctx, l.Claim); err == nil {
 		other := l
 		other.ID = state.Owner
 		if _, err := s.Store.Enter(ctx, other, 1); err != nil {
@@ -285,7 +285,7 @@ func (s renewsAll) Enter(ctx context.Context, l store.Lease, count int) (store.L
 
 type hidesOthers struct{ *mem.Store }
 
-func (s hidesOthers) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s hidesOthers) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	state, err := s.Store.Look(ctx, a)
 	state.Others = nil
 	return state, err
@@ -293,7 +293,7 @@ func (s hidesOthers) Look(ctx context.Context, a store.Ask) (store.State, error)
 
 type longestFirst struct{ *mem.Store }
 
-func (s longestFirst) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s longestFirst) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	state, err := s.Store.Look(ctx, a)
 	slices.Reverse(state.Others)
 	return state, err
@@ -319,18 +319,18 @@ func (s drawsOnDemand) Token(ctx context.Context, l store.Lease) (int64, error) 
 
 type mixesKinds struct{ *mem.Store }
 
-func (s mixesKinds) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	return asks(ctx, s.Store, a, nil, func(a *store.Ask) { a.Kind = store.Mutex })
+func (s mixesKinds) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
+	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.Kind = store.Mutex })
 }
 
-func (s mixesKinds) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s mixesKinds) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	a.Kind = store.Mutex
 	return s.Store.Look(ctx, a)
 }
 
 type namesNoKind struct{ *mem.Store }
 
-func (s namesNoKind) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s namesNoKind) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	l, err := s.Store.Try(ctx, a)
 	if errors.Is(err, store.ErrKind) {
 		return l, store.ErrKind
@@ -340,7 +340,7 @@ func (s namesNoKind) Try(ctx context.Context, a store.Ask) (store.Lease, error) 
 
 type looksAtAny struct{ *mem.Store }
 
-func (s looksAtAny) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+func (s looksAtAny) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
 	for _, kind := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
 		a.Kind = kind
 		if state, err = s.Store.Look(ctx, a); err == nil {

@@ -57,15 +57,15 @@ func (b *bench) lending(st store.Store) store.Lending {
 func newTicket() store.Ticket { return store.Ticket{ID: rand.Text(), Expires: time.Now().Add(long)} }
 
 // lend makes a new hold that may lend its lock.
-func (b *bench) lend(a store.Ask) store.Lease {
+func (b *bench) lend(a store.Claim) store.Lease {
 	l := b.take(b.st, a)
 	l.Lent = true
 	return l
 }
 
-// loanOf returns the ask of a new loan.
-func (b *bench) loanOf(lender store.Lease) store.Ask {
-	a := b.ask(lender.TTL)
+// loanOf returns the claim of a new loan.
+func (b *bench) loanOf(lender store.Lease) store.Claim {
+	a := b.claim(lender.TTL)
 	a.Lender, a.Delay = lender.ID, lender.Delay
 	return a
 }
@@ -75,7 +75,7 @@ func (b *bench) borrow(lender store.Lease) store.Lease {
 	return b.borrowBy(b.loanOf(lender), newTicket())
 }
 
-func (b *bench) borrowBy(a store.Ask, t store.Ticket) store.Lease {
+func (b *bench) borrowBy(a store.Claim, t store.Ticket) store.Lease {
 	before := time.Now()
 	loan, err := b.lending(b.other).Borrow(b.ctx, a, t)
 	require.NoError(b.t, err)
@@ -96,20 +96,20 @@ func (b *bench) follow(loan store.Lease) (time.Duration, error) {
 // requireRecalled fails unless the lender has left, and its loan is open.
 func (b *bench) requireRecalled(lender, loan store.Lease) {
 	require.ErrorIs(b.t, last(b.follow(loan)), store.ErrRecalled)
-	b.requireOwner(lender.Ask, 1)
-	b.requireBusy(last(b.st.Try(b.ctx, b.ask(long))), lender.ID)
+	b.requireOwner(lender.Claim, 1)
+	b.requireBusy(last(b.st.Try(b.ctx, b.claim(long))), lender.ID)
 }
 
 func borrowBeside(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	first, second := b.borrow(l), b.borrow(l)
-	b.requireOwner(l.Ask, 1)
+	b.requireOwner(l.Claim, 1)
 	b.requireTTL(long/2, long)
-	b.requireBusy(last(b.other.Try(b.ctx, b.ask(long))), l.ID)
+	b.requireBusy(last(b.other.Try(b.ctx, b.claim(long))), l.ID)
 	for _, loan := range []store.Lease{second, first} {
 		require.Greater(b.t, time.Until(loan.Until()), long/2)
 		b.giveBack(loan)
-		b.requireOwner(l.Ask, 1)
+		b.requireOwner(l.Claim, 1)
 	}
 	b.giveBack(b.borrow(l))
 	b.release(l)
@@ -121,21 +121,21 @@ func borrowGone(b *bench) {
 		_, err := b.lending(b.other).Borrow(b.ctx, b.loanOf(lender), newTicket())
 		b.requireGone(err)
 	}
-	gone(store.Lease{Ask: b.ask(long)}) // never was
-	l := b.lend(b.ask(long))
+	gone(store.Lease{Claim: b.claim(long)}) // never was
+	l := b.lend(b.claim(long))
 	b.release(l)
 	gone(l)
-	l = b.lend(b.ask(b.h.TTL))
+	l = b.lend(b.claim(b.h.TTL))
 	b.eventually("the lease ends", func() bool { return b.look().Owner == "" })
 	gone(l)
-	next := b.take(b.st, b.ask(long))
+	next := b.take(b.st, b.claim(long))
 	gone(l)
-	b.requireOwner(next.Ask, 1)
+	b.requireOwner(next.Claim, 1)
 	b.release(next)
 }
 
 func borrowRefused(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	refused := func(t store.Ticket) {
 		_, err := b.lending(b.other).Borrow(b.ctx, b.loanOf(l), t)
 		require.ErrorIs(b.t, err, store.ErrTicket)
@@ -154,7 +154,7 @@ func borrowRefused(b *bench) {
 }
 
 func borrowTwice(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	a, t := b.loanOf(l), newTicket()
 	b.borrowBy(a, t)
 	loan := b.borrowBy(a, t)
@@ -164,7 +164,7 @@ func borrowTwice(b *bench) {
 }
 
 func follows(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	loan := b.borrow(l)
 	left, err := b.follow(loan)
 	require.NoError(b.t, err)
@@ -175,7 +175,7 @@ func follows(b *bench) {
 	require.NoError(b.t, err)
 	require.Greater(b.t, left, 2*long)
 	require.LessOrEqual(b.t, left, 3*long)
-	b.requireGone(last(b.follow(store.Lease{Ask: b.loanOf(l)})))
+	b.requireGone(last(b.follow(store.Lease{Claim: b.loanOf(l)})))
 	b.giveBack(loan)
 	b.requireGone(last(b.follow(loan)))
 	b.release(l)
@@ -185,7 +185,7 @@ func follows(b *bench) {
 // loanDelay has a lender whose lock stays taken for a while after the lease. No loan counts on that
 // time.
 func loanDelay(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	a.Delay = long
 	l := b.lend(a)
 	loan := b.borrow(l)
@@ -206,7 +206,7 @@ func loanScript(b *bench) {
 		return
 	}
 	eval := func(loan store.Lease) error { return last(scripts.Eval(b.ctx, loan, store.Script{})) }
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	first, second := b.borrow(l), b.borrow(l)
 	b.giveBack(first)
 	b.requireGone(eval(first))
@@ -218,7 +218,7 @@ func loanScript(b *bench) {
 }
 
 func releaseRecalls(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	first, second := b.borrow(l), b.borrow(l)
 	for range 2 { // as after a lost answer
 		b.release(l)
@@ -233,22 +233,22 @@ func releaseRecalls(b *bench) {
 }
 
 func forgetRecalls(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	loan := b.borrow(l)
 	for range 2 {
-		require.NoError(b.t, b.st.Forget(b.ctx, []store.Ask{l.Ask})[0])
+		require.NoError(b.t, b.st.Forget(b.ctx, []store.Claim{l.Claim})[0])
 		b.requireRecalled(l, loan)
 	}
 	b.giveBack(loan)
 	require.Empty(b.t, b.look().Owner)
-	next := b.take(b.st, b.ask(long))
-	require.NoError(b.t, b.st.Forget(b.ctx, []store.Ask{l.Ask, loan.Ask})[0])
-	b.requireOwner(next.Ask, 1)
+	next := b.take(b.st, b.claim(long))
+	require.NoError(b.t, b.st.Forget(b.ctx, []store.Claim{l.Claim, loan.Claim})[0])
+	b.requireOwner(next.Claim, 1)
 	b.release(next)
 }
 
 func recallTells(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	first, second := b.borrow(l), b.borrow(l)
 	told := b.tells(first, second)
 	b.release(l)
@@ -283,85 +283,85 @@ func (b *bench) tells(loans ...store.Lease) func() {
 }
 
 func returnWakes(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	first, second := b.borrow(l), b.borrow(l)
-	w := b.wait(b.other, b.ask(long))
+	w := b.wait(b.other, b.claim(long))
 	b.release(l)
 	b.giveBack(first)
 	b.pause(100 * time.Millisecond)
 	b.waits(w)
 	b.giveBack(second)
 	next := b.get(w)
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	b.release(next)
 }
 
 // returnTwice returns while the lender is in, and then behind its lender.
 func returnTwice(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	first, second := b.borrow(l), b.borrow(l)
 	for range 2 {
 		b.giveBack(first)
-		b.requireOwner(l.Ask, 1)
+		b.requireOwner(l.Claim, 1)
 	}
 	b.release(l)
 	b.giveBack(first)
 	b.requireRecalled(l, second)
 	b.giveBack(second)
 	b.requireGone(b.other.Release(b.ctx, second))
-	next := b.take(b.st, b.ask(long))
+	next := b.take(b.st, b.claim(long))
 	b.requireGone(b.other.Release(b.ctx, second))
-	b.requireOwner(next.Ask, 1)
+	b.requireOwner(next.Claim, 1)
 	b.release(next)
 }
 
 func forgetReturns(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	first, second := b.borrow(l), b.borrow(l)
-	forget := func(asks ...store.Ask) { require.NoError(b.t, errors.Join(b.other.Forget(b.ctx, asks)...)) }
-	forget(b.loanOf(l), first.Ask) // the first one never was
-	b.requireOwner(l.Ask, 1)
+	forget := func(claims ...store.Claim) { require.NoError(b.t, errors.Join(b.other.Forget(b.ctx, claims)...)) }
+	forget(b.loanOf(l), first.Claim) // the first one never was
+	b.requireOwner(l.Claim, 1)
 	b.requireGone(last(b.follow(first)))
 	require.NoError(b.t, last(b.follow(second)))
 	b.release(l)
 	b.requireRecalled(l, second)
-	forget(second.Ask, first.Ask)
+	forget(second.Claim, first.Claim)
 	require.Empty(b.t, b.look().Owner)
 }
 
 func loanEnds(b *bench) {
-	l := b.lend(b.ask(2 * b.h.TTL))
+	l := b.lend(b.claim(2 * b.h.TTL))
 	loan := b.borrow(l)
-	w := b.wait(b.other, b.ask(long))
+	w := b.wait(b.other, b.claim(long))
 	b.release(l)
 	next := b.get(w)
 	require.False(b.t, w.at.Before(loan.Until()), "another hold has the lock before Lease.Until of the loan")
 	b.requireGone(last(b.follow(loan)))
 	b.requireGone(b.other.Release(b.ctx, loan))
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	b.release(next)
 }
 
 // borrowLate runs a Borrow once more after its return, as a command that was on its way does.
 func borrowLate(b *bench) {
-	l := b.lend(b.ask(2 * b.h.TTL))
+	l := b.lend(b.claim(2 * b.h.TTL))
 	a, t := b.loanOf(l), newTicket()
 	b.giveBack(b.borrowBy(a, t))
 	_ = last(b.lending(b.other).Borrow(b.ctx, a, t))
-	w := b.wait(b.other, b.ask(long))
+	w := b.wait(b.other, b.claim(long))
 	b.release(l)
 	b.release(b.get(w))
 	b.requireGone(last(b.lending(b.other).Borrow(b.ctx, a, t)))
 }
 
 func loansOfBefore(b *bench) {
-	old := b.lend(b.ask(b.h.TTL))
+	old := b.lend(b.claim(b.h.TTL))
 	loan := b.borrow(old)
 	b.eventually("the lease ends", func() bool { return b.look().Owner == "" })
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	b.requireGone(last(b.follow(loan)))
 	b.requireGone(b.other.Release(b.ctx, loan))
-	b.requireOwner(l.Ask, 1)
+	b.requireOwner(l.Claim, 1)
 	own := b.borrow(l)
 	require.NoError(b.t, last(b.follow(own)))
 	b.requireGone(b.other.Release(b.ctx, loan))
@@ -371,7 +371,7 @@ func loansOfBefore(b *bench) {
 }
 
 // acceptBy moves the lock of a hold to a new hold in the other process.
-func (b *bench) acceptBy(a store.Ask, old store.Lease, t store.Ticket, unaware bool) (store.Lease, time.Duration) {
+func (b *bench) acceptBy(a store.Claim, old store.Lease, t store.Ticket, unaware bool) (store.Lease, time.Duration) {
 	l, wait, err := b.lending(b.other).Accept(b.ctx, a, old.ID, t, unaware)
 	require.NoError(b.t, err)
 	require.False(b.t, l.Sent.After(time.Now()), "Lease.Sent is after the reply")
@@ -382,7 +382,7 @@ func (b *bench) acceptBy(a store.Ask, old store.Lease, t store.Ticket, unaware b
 }
 
 func (b *bench) accept(old store.Lease) store.Lease {
-	l, wait := b.acceptBy(b.ask(long), old, newTicket(), false)
+	l, wait := b.acceptBy(b.claim(long), old, newTicket(), false)
 	require.Zero(b.t, wait)
 	return l
 }
@@ -392,17 +392,17 @@ func (b *bench) requireMoved(old, l store.Lease) {
 	for name, call := range b.calls() {
 		switch name {
 		case "Enter", "Release to 2", "Release", "Renew", "Token":
-			b.requireGone(call(b.ctx, old, store.Ask{}))
+			b.requireGone(call(b.ctx, old, store.Claim{}))
 		case "Forget":
-			require.NoError(b.t, call(b.ctx, old, store.Ask{}))
+			require.NoError(b.t, call(b.ctx, old, store.Claim{}))
 		}
-		b.requireOwner(l.Ask, 1)
+		b.requireOwner(l.Claim, 1)
 	}
 	b.requireTTL(0, l.TTL)
 }
 
 func acceptMoves(b *bench) {
-	old := b.take(b.st, b.ask(b.h.TTL))
+	old := b.take(b.st, b.claim(b.h.TTL))
 	for _, st := range []store.Store{b.st, b.other} { // counts, too, are those of the new hold
 		require.NoError(b.t, last(st.Enter(b.ctx, old, 2)))
 	}
@@ -411,7 +411,7 @@ func acceptMoves(b *bench) {
 	require.Greater(b.t, time.Until(l.Until()), long/2)
 	b.requireMoved(old, l)
 	b.pause(2 * b.h.TTL)
-	b.requireOwner(l.Ask, 1)
+	b.requireOwner(l.Claim, 1)
 	again := b.accept(l)
 	b.requireMoved(l, again)
 	b.release(again)
@@ -420,8 +420,8 @@ func acceptMoves(b *bench) {
 
 func acceptTwice(b *bench) {
 	for _, unaware := range []bool{false, true} {
-		old := b.take(b.st, b.ask(b.h.TTL))
-		a, t := b.ask(long), newTicket()
+		old := b.take(b.st, b.claim(b.h.TTL))
+		a, t := b.claim(long), newTicket()
 		_, first := b.acceptBy(a, old, t, unaware)
 		l, second := b.acceptBy(a, old, t, unaware)
 		require.LessOrEqual(b.t, second, first)
@@ -437,24 +437,24 @@ func last2[A, B any](_ A, _ B, err error) error { return err }
 
 func acceptRefused(b *bench) {
 	accept := func(old store.Lease, t store.Ticket) error {
-		return last2(b.lending(b.other).Accept(b.ctx, b.ask(long), old.ID, t, false))
+		return last2(b.lending(b.other).Accept(b.ctx, b.claim(long), old.ID, t, false))
 	}
-	b.requireGone(accept(store.Lease{Ask: b.ask(long)}, newTicket()))
-	old := b.take(b.st, b.ask(long))
+	b.requireGone(accept(store.Lease{Claim: b.claim(long)}, newTicket()))
+	old := b.take(b.st, b.claim(long))
 	expired := newTicket()
 	expired.Expires = time.Now().Add(-time.Second)
 	err := accept(old, expired)
 	require.ErrorIs(b.t, err, store.ErrTicket)
 	require.NotErrorIs(b.t, err, store.ErrUnsure)
-	b.requireOwner(old.Ask, 1)
+	b.requireOwner(old.Claim, 1)
 	t := newTicket()
-	l, _ := b.acceptBy(b.ask(long), old, t, false)
+	l, _ := b.acceptBy(b.claim(long), old, t, false)
 	b.requireGone(accept(old, t))
-	b.requireOwner(l.Ask, 1)
+	b.requireOwner(l.Claim, 1)
 	b.release(l)
 	b.requireGone(accept(old, t))
 	b.requireGone(accept(l, newTicket()))
-	short := b.take(b.st, b.ask(b.h.TTL))
+	short := b.take(b.st, b.claim(b.h.TTL))
 	b.eventually("the lease ends", func() bool { return b.look().Owner == "" })
 	b.requireGone(accept(short, newTicket()))
 }
@@ -462,10 +462,10 @@ func acceptRefused(b *bench) {
 // acceptLeft has a ticket of a lender that has left, and whose loan keeps the lock.
 func acceptLeft(b *bench) {
 	for _, unaware := range []bool{false, true} {
-		l := b.lend(b.ask(long))
+		l := b.lend(b.claim(long))
 		loan := b.borrow(l)
 		b.release(l)
-		b.requireGone(last2(b.lending(b.other).Accept(b.ctx, b.ask(long), l.ID, newTicket(), unaware)))
+		b.requireGone(last2(b.lending(b.other).Accept(b.ctx, b.claim(long), l.ID, newTicket(), unaware)))
 		b.requireRecalled(l, loan)
 		b.giveBack(loan)
 		require.Empty(b.t, b.look().Owner)
@@ -474,24 +474,24 @@ func acceptLeft(b *bench) {
 
 // acceptUnaware lets the old hold count on its lease for as long as it may.
 func acceptUnaware(b *bench) {
-	old := b.take(b.st, b.ask(2*b.h.TTL))
+	old := b.take(b.st, b.claim(2*b.h.TTL))
 	t := store.Ticket{ID: rand.Text()} // ends with its hold
-	l, wait := b.acceptBy(b.ask(b.h.TTL), old, t, true)
+	l, wait := b.acceptBy(b.claim(b.h.TTL), old, t, true)
 	accepted := time.Now()
 	b.requireMoved(old, l)
 	require.Positive(b.t, wait)
 	require.LessOrEqual(b.t, wait, 2*b.h.TTL)
 	require.False(b.t, accepted.Add(wait).Before(old.Until()), "the new hold begins before Lease.Until of the old one")
 	b.pause(wait)
-	b.requireOwner(l.Ask, 1)
+	b.requireOwner(l.Claim, 1)
 	require.Greater(b.t, time.Until(l.Until()), time.Duration(0), "no lease is left after the wait")
 	b.release(l)
 }
 
 func acceptQueue(b *bench) {
-	old := b.take(b.st, b.ask(long))
-	first := b.wait(b.st, b.ask(long))
-	second := b.wait(b.other, b.ask(long))
+	old := b.take(b.st, b.claim(long))
+	first := b.wait(b.st, b.claim(long))
+	second := b.wait(b.other, b.claim(long))
 	l := b.accept(old)
 	require.Equal(b.t, 2, b.look().Waiters)
 	b.pause(50 * time.Millisecond)
@@ -504,9 +504,9 @@ func acceptQueue(b *bench) {
 }
 
 func acceptLoans(b *bench) {
-	old := b.lend(b.ask(long))
+	old := b.lend(b.claim(long))
 	loan := b.borrow(old)
-	l, _ := b.acceptBy(b.ask(long), old, newTicket(), true)
+	l, _ := b.acceptBy(b.claim(long), old, newTicket(), true)
 	b.requireGone(last(b.follow(loan)))
 	b.requireGone(b.other.Release(b.ctx, loan))
 	b.requireGone(last(b.lending(b.other).Borrow(b.ctx, b.loanOf(old), newTicket())))
@@ -518,7 +518,7 @@ func acceptLoans(b *bench) {
 }
 
 func acceptTells(b *bench) {
-	old := b.lend(b.ask(long))
+	old := b.lend(b.claim(long))
 	told := b.tells(b.borrow(old), b.borrow(old))
 	l := b.accept(old)
 	told()
@@ -526,13 +526,13 @@ func acceptTells(b *bench) {
 }
 
 func acceptToken(b *bench) {
-	old := b.take(b.st, b.ask(long))
+	old := b.take(b.st, b.claim(long))
 	drawn := b.token(old)
 	l := b.accept(old)
 	token := b.token(l)
 	require.GreaterOrEqual(b.t, token, drawn)
 	b.release(l)
-	next := b.take(b.st, b.ask(long))
+	next := b.take(b.st, b.claim(long))
 	require.Greater(b.t, b.token(next), token)
 	b.release(next)
 }
@@ -541,29 +541,29 @@ func acceptToken(b *bench) {
 // If its error does not match ErrUnsure, the call must not have run.
 func (b *bench) eachTicketCall(newContext func() context.Context, silence func() (restore func()), check func(name string, err error)) {
 	st := b.lending(b.st)
-	for name, call := range map[string]func(ctx context.Context, l, loan store.Lease, a store.Ask) error{
-		"Borrow": func(ctx context.Context, l, _ store.Lease, a store.Ask) error {
+	for name, call := range map[string]func(ctx context.Context, l, loan store.Lease, a store.Claim) error{
+		"Borrow": func(ctx context.Context, l, _ store.Lease, a store.Claim) error {
 			a.Lender = l.ID
 			b.left[a.ID] = a
 			return last(st.Borrow(ctx, a, newTicket()))
 		},
-		"Follow": func(ctx context.Context, _, loan store.Lease, _ store.Ask) error { return last(st.Follow(ctx, loan)) },
-		"Accept": func(ctx context.Context, l, _ store.Lease, a store.Ask) error {
+		"Follow": func(ctx context.Context, _, loan store.Lease, _ store.Claim) error { return last(st.Follow(ctx, loan)) },
+		"Accept": func(ctx context.Context, l, _ store.Lease, a store.Claim) error {
 			b.left[a.ID] = a
 			return last2(st.Accept(ctx, a, l.ID, newTicket(), false))
 		},
-		"Release": func(ctx context.Context, l, _ store.Lease, _ store.Ask) error { return st.Release(ctx, l) },
-		"return":  func(ctx context.Context, _, loan store.Lease, _ store.Ask) error { return st.Release(ctx, loan) },
-		"Forget": func(ctx context.Context, l, _ store.Lease, _ store.Ask) error {
-			return st.Forget(ctx, []store.Ask{l.Ask})[0]
+		"Release": func(ctx context.Context, l, _ store.Lease, _ store.Claim) error { return st.Release(ctx, l) },
+		"return":  func(ctx context.Context, _, loan store.Lease, _ store.Claim) error { return st.Release(ctx, loan) },
+		"Forget": func(ctx context.Context, l, _ store.Lease, _ store.Claim) error {
+			return st.Forget(ctx, []store.Claim{l.Claim})[0]
 		},
-		"Forget of a loan": func(ctx context.Context, _, loan store.Lease, _ store.Ask) error {
-			return st.Forget(ctx, []store.Ask{loan.Ask})[0]
+		"Forget of a loan": func(ctx context.Context, _, loan store.Lease, _ store.Claim) error {
+			return st.Forget(ctx, []store.Claim{loan.Claim})[0]
 		},
 	} {
 		b.name = b.newName()
-		l := b.lend(b.ask(long))
-		loan, a := b.borrow(l), b.ask(long)
+		l := b.lend(b.claim(long))
+		loan, a := b.borrow(l), b.claim(long)
 		ctx, restore := newContext(), silence()
 		var err error
 		b.promptly(func() { err = call(ctx, l, loan, a) })
@@ -571,10 +571,10 @@ func (b *bench) eachTicketCall(newContext func() context.Context, silence func()
 		check(name, err)
 		if err != nil && !errors.Is(err, store.ErrUnsure) {
 			require.NoError(b.t, last(b.follow(loan)), "%s has run: %v", name, err)
-			b.requireOwner(l.Ask, 1)
+			b.requireOwner(l.Claim, 1)
 			delete(b.left, a.ID)
 		}
-		b.left[l.ID], b.left[loan.ID] = l.Ask, loan.Ask
+		b.left[l.ID], b.left[loan.ID] = l.Claim, loan.Claim
 		b.requireFree()
 	}
 }
@@ -596,7 +596,7 @@ func lendSilent(b *bench) {
 // returnOutlasts lets the lender leave, and then its borrower, while the server is interrupted. If
 // an attempt without an answer has freed the lock, Release returns ErrGone together with ErrUnsure.
 func returnOutlasts(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	loan := b.borrow(l)
 	for _, leave := range []store.Lease{l, loan} {
 		restore := b.interrupt()
@@ -620,13 +620,13 @@ func returnOutlasts(b *bench) {
 }
 
 func lendLost(b *bench) {
-	l := b.lend(b.ask(long))
+	l := b.lend(b.claim(long))
 	loan := b.borrow(l)
 	b.server.Lose(b.name)
 	b.requireGone(last(b.follow(loan)))
 	b.requireGone(b.other.Release(b.ctx, loan))
 	b.requireGone(last(b.lending(b.other).Borrow(b.ctx, b.loanOf(l), newTicket())))
-	b.requireGone(last2(b.lending(b.other).Accept(b.ctx, b.ask(long), l.ID, newTicket(), false)))
+	b.requireGone(last2(b.lending(b.other).Accept(b.ctx, b.claim(long), l.ID, newTicket(), false)))
 	b.requireGone(b.st.Release(b.ctx, l))
 	require.Empty(b.t, b.look().Owner)
 }
@@ -661,7 +661,7 @@ func stressLend(b *bench) {
 		var next store.Lease
 		var err error
 		alone(func() {
-			next, _, err = b.lending(b.other).Accept(b.ctx, b.ask(long), l.ID, newTicket(), false)
+			next, _, err = b.lending(b.other).Accept(b.ctx, b.claim(long), l.ID, newTicket(), false)
 			b.pause(time.Millisecond)
 		})
 		if err != nil {
@@ -673,7 +673,7 @@ func stressLend(b *bench) {
 	for i := range chains {
 		group.Go(func() {
 			for range rounds {
-				l, err := b.st.Wait(b.ctx, b.ask(long), func(store.Progress) {})
+				l, err := b.st.Wait(b.ctx, b.claim(long), func(store.Progress) {})
 				switch {
 				case err != nil:
 				case i%2 == 0:

@@ -25,21 +25,21 @@ type freesLent struct{ *mem.Store }
 
 func (s freesLent) Release(ctx context.Context, l store.Lease) error {
 	if l.Lent {
-		return s.Break(ctx, l.Ask)
+		return s.Break(ctx, l.Claim)
 	}
 	return s.Store.Release(ctx, l)
 }
 
 type lendsAlways struct{ *mem.Store }
 
-func (s lendsAlways) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
+func (s lendsAlways) Borrow(ctx context.Context, a store.Claim, t store.Ticket) (store.Lease, error) {
 	t.ID = rand.Text()
 	return s.Store.Borrow(ctx, a, t)
 }
 
 type borrowsLonger struct{ *mem.Store }
 
-func (s borrowsLonger) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
+func (s borrowsLonger) Borrow(ctx context.Context, a store.Claim, t store.Ticket) (store.Lease, error) {
 	l, err := s.Store.Borrow(ctx, a, t)
 	l.TTL += time.Second
 	return l, err
@@ -57,19 +57,19 @@ func (s keepsLoans) Release(ctx context.Context, l store.Lease) error {
 type hidesRecall struct{ *mem.Store }
 
 func (s hidesRecall) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
-	state, err := s.Look(ctx, l.Ask)
+	state, err := s.Look(ctx, l.Claim)
 	return state.TTL, err
 }
 
 type alwaysAware struct{ *mem.Store }
 
-func (s alwaysAware) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, _ bool) (store.Lease, time.Duration, error) {
+func (s alwaysAware) Accept(ctx context.Context, a store.Claim, old store.ID, t store.Ticket, _ bool) (store.Lease, time.Duration, error) {
 	return s.Store.Accept(ctx, a, old, t, false)
 }
 
 type acceptsGone struct{ *mem.Store }
 
-func (s acceptsGone) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (store.Lease, time.Duration, error) {
+func (s acceptsGone) Accept(ctx context.Context, a store.Claim, old store.ID, t store.Ticket, unaware bool) (store.Lease, time.Duration, error) {
 	state, err := s.Look(ctx, a)
 	if err == nil && state.Owner != "" {
 		old = state.Owner
@@ -79,7 +79,7 @@ func (s acceptsGone) Accept(ctx context.Context, a store.Ask, old store.ID, t st
 
 type freesFirst struct{ *mem.Store }
 
-func (s freesFirst) Accept(ctx context.Context, a store.Ask, old store.ID, _ store.Ticket, _ bool) (store.Lease, time.Duration, error) {
+func (s freesFirst) Accept(ctx context.Context, a store.Claim, old store.ID, _ store.Ticket, _ bool) (store.Lease, time.Duration, error) {
 	before := a
 	before.ID = old
 	if err := s.Break(ctx, before); err != nil {

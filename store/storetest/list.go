@@ -18,11 +18,11 @@ var listTests = []test{
 
 // list returns the locks of the store as Check spells them, for the other client.
 func (b *bench) list() map[string]store.Kind {
-	found, err := b.listing(b.other).List(b.ctx, b.ask(long))
+	found, err := b.listing(b.other).List(b.ctx, b.claim(long))
 	require.NoError(b.t, err)
 	spelled := make(map[string]store.Kind)
 	for name, kind := range found {
-		a := b.ask(long)
+		a := b.claim(long)
 		a.Name, a.Kind = name, kind
 		checked, err := b.st.Check(a)
 		require.NoError(b.t, err, "the name %q", name)
@@ -46,21 +46,21 @@ func lists(b *bench) {
 	if b.promises(Semaphores) {
 		kinds = append(kinds, store.Semaphore)
 	}
-	var asks []store.Ask
+	var claims []store.Claim
 	for range 120 / len(kinds) { // more than a page
 		for _, kind := range kinds {
 			b.begin(kind)
-			asks = append(asks, b.ask(long))
+			claims = append(claims, b.claim(long))
 		}
 	}
 	before := b.list()
 	var leases []store.Lease
-	for _, a := range asks {
+	for _, a := range claims {
 		require.NotContains(b.t, before, a.Name)
 		leases = append(leases, b.take(b.st, a))
 	}
 	found := b.list()
-	for _, a := range asks {
+	for _, a := range claims {
 		kind, is := found[a.Name]
 		require.True(b.t, is, "%q is not in the list", a.Name)
 		if kind != a.Kind { // the probable one
@@ -75,7 +75,7 @@ func lists(b *bench) {
 
 func listDone(b *bench) {
 	cause := errors.New("the caller has ended the call")
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	b.endList(b.done(cause), func(err error) {
 		require.ErrorIs(b.t, err, context.Canceled)
 		require.ErrorIs(b.t, err, cause)
@@ -84,7 +84,7 @@ func listDone(b *bench) {
 }
 
 func listSilent(b *bench) {
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	restore := b.interrupt()
 	b.endList(b.soon, func(err error) { require.Error(b.t, err) })
 	restore()
@@ -96,7 +96,7 @@ func (b *bench) endList(newContext func() context.Context, check func(err error)
 	ctx := newContext()
 	var found map[string]store.Kind
 	var err error
-	b.promptly(func() { found, err = b.listing(b.st).List(ctx, b.ask(long)) })
+	b.promptly(func() { found, err = b.listing(b.st).List(ctx, b.claim(long)) })
 	require.Empty(b.t, found)
 	check(err)
 }

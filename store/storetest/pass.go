@@ -21,21 +21,21 @@ func (b *bench) passing() store.Passing {
 		return nil
 	}
 	require.True(b.t, b.promises(FIFO), "a run is a part of a queue")
-	require.False(b.t, passing.Pass(b.take(b.st, b.ask(long))), "a lease without a run")
+	require.False(b.t, passing.Pass(b.take(b.st, b.claim(long))), "a lease without a run")
 	b.begin(store.Mutex)
 	return passing
 }
 
-// beside returns the ask of another hold of the same client.
-func (b *bench) beside(a store.Ask) store.Ask {
+// beside returns the claim of another hold of the same client.
+func (b *bench) beside(a store.Claim) store.Claim {
 	a.ID = newID(client(a.ID))
 	return a
 }
 
 // run queues asks behind a hold of another client, and frees the lock.
-func (b *bench) run(asks ...store.Ask) (l store.Lease, line []*waiter) {
-	before := b.take(b.other, b.ask(long))
-	for _, a := range asks {
+func (b *bench) run(claims ...store.Claim) (l store.Lease, line []*waiter) {
+	before := b.take(b.other, b.claim(long))
+	for _, a := range claims {
 		line = append(line, b.wait(b.st, a))
 	}
 	b.pause(aMoment) // each wait knows of its place
@@ -45,11 +45,11 @@ func (b *bench) run(asks ...store.Ask) (l store.Lease, line []*waiter) {
 
 // passed returns the lease that the next wait has got from l.
 func (b *bench) passed(l store.Lease, w *waiter) store.Lease {
-	w.ask.ID = l.ID // of the first hold
+	w.claim.ID = l.ID // of the first hold
 	next := b.get(w)
 	require.Equal(b.t, store.WakePass, next.Woken)
 	require.Equal(b.t, l.Until(), next.Until())
-	b.requireOwner(next.Ask, 1)
+	b.requireOwner(next.Claim, 1)
 	return next
 }
 
@@ -58,13 +58,13 @@ func passOrder(b *bench) {
 	if passing == nil {
 		return
 	}
-	first := b.ask(long)
-	asks := []store.Ask{first}
+	first := b.claim(long)
+	claims := []store.Claim{first}
 	for range 10 {
-		asks = append(asks, b.beside(first))
+		claims = append(claims, b.beside(first))
 	}
-	l, line := b.run(asks...)
-	last := b.wait(b.other, b.ask(long))
+	l, line := b.run(claims...)
+	last := b.wait(b.other, b.claim(long))
 	token := int64(0)
 	for i, w := range line {
 		b.waits(w)
@@ -93,7 +93,7 @@ func passEnds(b *bench) {
 	if passing == nil {
 		return
 	}
-	first := b.ask(long)
+	first := b.claim(long)
 	short := b.beside(first)
 	short.TTL /= 2
 	l, line := b.run(first, b.beside(first), b.beside(first), short, b.beside(first))
@@ -114,11 +114,11 @@ func passLost(b *bench) {
 	if passing == nil {
 		return
 	}
-	first := b.ask(long)
+	first := b.claim(long)
 	l, line := b.run(first, b.beside(first), b.beside(first))
 	require.True(b.t, passing.Pass(l))
 	l = b.passed(l, line[0])
-	require.NoError(b.t, b.other.Break(b.ctx, l.Ask))
+	require.NoError(b.t, b.other.Break(b.ctx, l.Claim))
 	b.requireGone(b.st.Release(b.ctx, l))
 	l = b.get(line[1])
 	require.NotEqual(b.t, first.ID, l.ID)

@@ -50,8 +50,8 @@ type noSeveral struct {
 // takesSome takes one lock after the other, until one is taken.
 type takesSome struct{ *mem.Store }
 
-func (s takesSome) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lease, err error) {
-	for _, a := range asks {
+func (s takesSome) TryAll(ctx context.Context, claims []store.Claim) (leases []store.Lease, err error) {
+	for _, a := range claims {
 		l, err := s.Try(ctx, a)
 		if busy := (*store.Busy)(nil); errors.As(err, &busy) {
 			busy.Name = a.Name
@@ -66,29 +66,29 @@ func (s takesSome) TryAll(ctx context.Context, asks []store.Ask) (leases []store
 
 type namesNoLock struct{ *mem.Store }
 
-func (s namesNoLock) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	leases, err := s.Store.TryAll(ctx, asks)
+func (s namesNoLock) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
+	leases, err := s.Store.TryAll(ctx, claims)
 	if busy := (*store.Busy)(nil); errors.As(err, &busy) {
-		busy.Name = asks[0].Name
+		busy.Name = claims[0].Name
 	}
 	return leases, err
 }
 
 type refusesAgain struct{ *mem.Store }
 
-func (s refusesAgain) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	for _, a := range asks {
+func (s refusesAgain) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
+	for _, a := range claims {
 		if state, err := s.Look(ctx, a); err == nil && state.Owner != "" {
 			return nil, &store.Busy{Name: a.Name, Owner: state.Owner, TTL: state.TTL}
 		}
 	}
-	return s.Store.TryAll(ctx, asks)
+	return s.Store.TryAll(ctx, claims)
 }
 
 // polls lets waiters ask again and again, without a queue.
 type polls struct{ *mem.Store }
 
-func (s polls) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s polls) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	for {
 		l, err := s.Try(ctx, a)
 		var busy *store.Busy
@@ -107,15 +107,15 @@ type remembers struct {
 	taken map[string]error
 }
 
-func (s *remembers) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
+func (s *remembers) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range asks {
+	for _, a := range claims {
 		if err := s.taken[a.Name]; err != nil {
 			return nil, err
 		}
 	}
-	leases, err := s.Store.TryAll(ctx, asks)
+	leases, err := s.Store.TryAll(ctx, claims)
 	if busy := (*store.Busy)(nil); errors.As(err, &busy) {
 		s.taken = map[string]error{busy.Name: err}
 	}
@@ -124,10 +124,10 @@ func (s *remembers) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease
 
 type takesUnsupported struct{ *mem.Store }
 
-func (s takesUnsupported) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	leases, err := s.Store.TryAll(ctx, asks)
+func (s takesUnsupported) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
+	leases, err := s.Store.TryAll(ctx, claims)
 	if errors.Is(err, errors.ErrUnsupported) {
-		_, _ = s.Try(ctx, asks[0])
+		_, _ = s.Try(ctx, claims[0])
 	}
 	return leases, err
 }
@@ -187,17 +187,17 @@ func (s freesInTime) ReleaseAll(ctx context.Context, leases []store.Lease) []err
 
 type hidesCauseOfAll struct{ *mem.Store }
 
-func (s hidesCauseOfAll) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
+func (s hidesCauseOfAll) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	return s.Store.TryAll(ctx, asks)
+	return s.Store.TryAll(ctx, claims)
 }
 
 type takesSurely struct{ *mem.Store }
 
-func (s takesSurely) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	leases, err := s.Store.TryAll(ctx, asks)
+func (s takesSurely) TryAll(ctx context.Context, claims []store.Claim) ([]store.Lease, error) {
+	leases, err := s.Store.TryAll(ctx, claims)
 	if errors.Is(err, store.ErrUnsure) {
 		return nil, errors.New(err.Error())
 	}
@@ -216,14 +216,14 @@ func (s freesSurely) ReleaseAll(ctx context.Context, leases []store.Lease) (errs
 // looksFirst looks whether the locks are free, and takes them a little later.
 type looksFirst struct{ *mem.Store }
 
-func (s looksFirst) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lease, err error) {
-	for _, a := range asks {
+func (s looksFirst) TryAll(ctx context.Context, claims []store.Claim) (leases []store.Lease, err error) {
+	for _, a := range claims {
 		if state, err := s.Look(ctx, a); err == nil && state.Owner != "" {
 			return nil, &store.Busy{Name: a.Name, Owner: state.Owner, TTL: state.TTL}
 		}
 	}
 	<-time.After(10 * time.Microsecond)
-	for _, a := range asks {
+	for _, a := range claims {
 		l, err := asksShared(ctx, s.Store, a)
 		if err != nil {
 			return nil, err
@@ -233,8 +233,8 @@ func (s looksFirst) TryAll(ctx context.Context, asks []store.Ask) (leases []stor
 	return leases, nil
 }
 
-func asksShared(ctx context.Context, s *mem.Store, a store.Ask) (store.Lease, error) {
-	return asks(ctx, s, a, nil, share)
+func asksShared(ctx context.Context, s *mem.Store, a store.Claim) (store.Lease, error) {
+	return claims(ctx, s, a, nil, share)
 }
 
 // noWaits has a field that hides the method Show.

@@ -54,7 +54,7 @@ var mutants = map[string]mutant{
 	"is sure of lost answers":      {alwaysSure{mem.New()}, "A silent server holds up no call"},
 	"shortens leases with Enter":   {entersShort{mem.New()}, "Enter never shortens a lease"},
 	"shortens leases with Renew":   {renewsShort{mem.New()}, "Renew never shortens a lease"},
-	"accepts a limit of 0":         {limitless{mem.New()}, "Check refuses an ask without a limit"},
+	"accepts a limit of 0":         {limitless{mem.New()}, "Check refuses a claim without a limit"},
 	"revives what is gone":         {revives{mem.New()}, "Commands of a hold that never was"},
 	"mixes up errors":              {mixesErrors{mem.New()}, "Renew of many says which are gone"},
 	"forgets nothing":              {forgetsNothing{mem.New()}, "Forget frees the lock and serves a waiter"},
@@ -129,7 +129,7 @@ func harness(m memory) storetest.Harness {
 
 type admitsAll struct{ *mem.Store }
 
-func (s admitsAll) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s admitsAll) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	limit := a.Limit
 	a.Limit = store.Unlimited
 	l, err := s.Store.Try(ctx, a)
@@ -139,7 +139,7 @@ func (s admitsAll) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 type refusesTwice struct{ *mem.Store }
 
-func (s refusesTwice) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s refusesTwice) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	if state, err := s.Look(ctx, a); err == nil && state.Owner == a.ID {
 		return store.Lease{}, &store.Busy{Owner: a.ID, TTL: state.TTL}
 	}
@@ -149,15 +149,15 @@ func (s refusesTwice) Try(ctx context.Context, a store.Ask) (store.Lease, error)
 // lastFirst takes the place of the waiter before, who joins the queue again.
 type lastFirst struct {
 	*mem.Store
-	last atomic.Pointer[store.Ask]
+	last atomic.Pointer[store.Claim]
 }
 
-func (s *lastFirst) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *lastFirst) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	var once sync.Once
 	return s.Store.Wait(ctx, a, func(p store.Progress) {
 		once.Do(func() {
 			if before := s.last.Swap(&a); before != nil && p.Position > 0 {
-				s.Forget(ctx, []store.Ask{*before})
+				s.Forget(ctx, []store.Claim{*before})
 				for state, err := s.Look(ctx, a); err == nil && state.Waiters <= p.Position; {
 					<-time.After(time.Millisecond)
 					state, err = s.Look(ctx, a)
@@ -170,7 +170,7 @@ func (s *lastFirst) Wait(ctx context.Context, a store.Ask, progress func(store.P
 
 type wakesLate struct{ *mem.Store }
 
-func (s wakesLate) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s wakesLate) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	l, err := s.Store.Wait(ctx, a, progress)
 	if l.Woken == store.WakeGrant {
 		<-time.After(a.TTL / 2)
@@ -180,7 +180,7 @@ func (s wakesLate) Wait(ctx context.Context, a store.Ask, progress func(store.Pr
 
 type endsEarly struct{ *mem.Store }
 
-func (s endsEarly) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s endsEarly) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	ttl := a.TTL
 	a.TTL = ttl * 9 / 10
 	l, err := s.Store.Try(ctx, a)
@@ -190,13 +190,13 @@ func (s endsEarly) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 type neverEnds struct{ *mem.Store }
 
-func (s neverEnds) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s neverEnds) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return s.Store.Wait(context.WithoutCancel(ctx), a, progress)
 }
 
 type hidesCause struct{ *mem.Store }
 
-func (s hidesCause) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s hidesCause) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	if ctx.Err() != nil {
 		return store.State{}, ctx.Err()
 	}
@@ -205,7 +205,7 @@ func (s hidesCause) Look(ctx context.Context, a store.Ask) (store.State, error) 
 
 type leavesWaiter struct{ *mem.Store }
 
-func (s leavesWaiter) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
+func (s leavesWaiter) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -221,7 +221,7 @@ func (s leavesWaiter) Wait(ctx context.Context, a store.Ask, progress func(store
 
 type leavesGrant struct{ *mem.Store }
 
-func (s leavesGrant) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s leavesGrant) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	l, err := s.Store.Wait(ctx, a, progress)
 	select {
 	case <-ctx.Done():
@@ -233,7 +233,7 @@ func (s leavesGrant) Wait(ctx context.Context, a store.Ask, progress func(store.
 
 type givesUp struct{ *mem.Store }
 
-func (s givesUp) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s givesUp) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	if _, err := s.Look(ctx, a); err != nil {
 		return store.Lease{}, err
 	}
@@ -243,7 +243,7 @@ func (s givesUp) Wait(ctx context.Context, a store.Ask, progress func(store.Prog
 type addsCounts struct{ *mem.Store }
 
 func (s addsCounts) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	if state, err := s.Look(ctx, l.Ask); err == nil {
+	if state, err := s.Look(ctx, l.Claim); err == nil {
 		count = state.Count + 1
 	}
 	return s.Store.Enter(ctx, l, count)
@@ -251,7 +251,7 @@ func (s addsCounts) Enter(ctx context.Context, l store.Lease, count int) (store.
 
 type showsOne struct{ *mem.Store }
 
-func (s showsOne) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (s showsOne) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	state, err := s.Store.Look(ctx, a)
 	state.Count = 1
 	return state, err
@@ -259,7 +259,7 @@ func (s showsOne) Look(ctx context.Context, a store.Ask) (store.State, error) {
 
 type limitless struct{ *mem.Store }
 
-func (s limitless) Check(a store.Ask) (store.Ask, error) {
+func (s limitless) Check(a store.Claim) (store.Claim, error) {
 	if a.Limit == 0 {
 		return a, nil
 	}
@@ -271,7 +271,7 @@ func begin(ctx context.Context, s *mem.Store, l store.Lease, count int) (store.L
 	if err := s.Release(ctx, l); err != nil {
 		return l, err
 	}
-	if _, err := s.Try(ctx, l.Ask); err != nil {
+	if _, err := s.Try(ctx, l.Claim); err != nil {
 		return l, err
 	}
 	return s.Enter(ctx, l, count)
@@ -306,7 +306,7 @@ func (s entersGone) Enter(ctx context.Context, l store.Lease, count int) (store.
 type releasesAny struct{ *mem.Store }
 
 func (s releasesAny) Release(ctx context.Context, l store.Lease) error {
-	if state, err := s.Look(ctx, l.Ask); err == nil {
+	if state, err := s.Look(ctx, l.Claim); err == nil {
 		l.ID = state.Owner
 	}
 	return s.Store.Release(ctx, l)
@@ -340,7 +340,7 @@ func (s revives) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	errs := s.Store.Renew(ctx, renewals)
 	for i, r := range renewals {
 		if errors.Is(errs[i], store.ErrGone) {
-			_, errs[i] = s.Try(ctx, r.Lease.Ask)
+			_, errs[i] = s.Try(ctx, r.Lease.Claim)
 		}
 	}
 	return errs
@@ -356,8 +356,8 @@ func (s mixesErrors) Renew(ctx context.Context, renewals []store.Renewal) []erro
 
 type forgetsNothing struct{ *mem.Store }
 
-func (s forgetsNothing) Forget(_ context.Context, asks []store.Ask) []error {
-	return make([]error, len(asks))
+func (s forgetsNothing) Forget(_ context.Context, claims []store.Claim) []error {
+	return make([]error, len(claims))
 }
 
 type oneToken struct{ *mem.Store }
@@ -376,7 +376,7 @@ func (s floorless) Token(ctx context.Context, l store.Lease) (int64, error) {
 
 type breaksAny struct{ *mem.Store }
 
-func (s breaksAny) Break(ctx context.Context, a store.Ask) error {
+func (s breaksAny) Break(ctx context.Context, a store.Claim) error {
 	state, err := s.Look(ctx, a)
 	if err != nil {
 		return err
@@ -393,7 +393,7 @@ type tellsNobody struct {
 
 type listsLess struct{ *mem.Store }
 
-func (s listsLess) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+func (s listsLess) List(ctx context.Context, a store.Claim) (map[string]store.Kind, error) {
 	found, err := s.Store.List(ctx, a)
 	for name := range found {
 		delete(found, name)
@@ -429,13 +429,13 @@ func (s renewsLess) Renew(ctx context.Context, renewals []store.Renewal) []error
 	return s.Store.Renew(ctx, renewals)
 }
 
-// jumps puts each seventh waiter before the queue, as mem does with an ask inside a hold.
+// jumps puts each seventh waiter before the queue, as mem does with a claim inside a hold.
 type jumps struct {
 	*mem.Store
 	n atomic.Int64
 }
 
-func (s *jumps) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *jumps) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	if s.n.Add(1)%7 == 0 {
 		a.With = "nobody:1:1"
 	}
@@ -446,25 +446,25 @@ func (s *jumps) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 
 type placeless struct{ *mem.Store }
 
-func (s placeless) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s placeless) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return s.Store.Wait(ctx, a, func(p store.Progress) { p.Position = 0; progress(p) })
 }
 
 // takesOver has a waiter end the lease that it has seen, also if the lease was renewed.
 type takesOver struct{ *mem.Store }
 
-func (s takesOver) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s takesOver) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return s.Store.Wait(ctx, a, func(p store.Progress) {
 		seen := a
 		seen.ID = p.Busy.Owner
-		time.AfterFunc(p.Busy.TTL, func() { s.Forget(context.Background(), []store.Ask{seen}) })
+		time.AfterFunc(p.Busy.TTL, func() { s.Forget(context.Background(), []store.Claim{seen}) })
 		progress(p)
 	})
 }
 
 type wraps struct{ *mem.Store }
 
-func (s wraps) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s wraps) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	wrapped := a
 	wrapped.TTL = max(time.Millisecond, time.Duration(int32(a.TTL.Milliseconds()))*time.Millisecond)
 	l, err := s.Store.Try(ctx, wrapped)
@@ -482,7 +482,7 @@ func (s entersAnew) Enter(ctx context.Context, l store.Lease, count int) (store.
 
 type guessesRest struct{ *mem.Store }
 
-func (s guessesRest) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s guessesRest) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	l, err := s.Store.Try(ctx, a)
 	var busy *store.Busy
 	if errors.As(err, &busy) {
@@ -493,7 +493,7 @@ func (s guessesRest) Try(ctx context.Context, a store.Ask) (store.Lease, error) 
 
 type folds struct{ *mem.Store }
 
-func (s folds) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s folds) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	name := a.Name
 	a.Name = strings.ToLower(name)
 	l, err := s.Store.Try(ctx, a)
@@ -503,7 +503,7 @@ func (s folds) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 type listsPage struct{ *mem.Store }
 
-func (s listsPage) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+func (s listsPage) List(ctx context.Context, a store.Claim) (map[string]store.Kind, error) {
 	found, err := s.Store.List(ctx, a)
 	for name := range found {
 		if len(found) > 100 {
@@ -522,25 +522,25 @@ func (s tellsOnce) Watch(client string, doubt func(store.ID)) (stop func()) {
 
 type tellsOfMutexes struct{ *mem.Store }
 
-func (s tellsOfMutexes) Break(ctx context.Context, a store.Ask) error {
+func (s tellsOfMutexes) Break(ctx context.Context, a store.Claim) error {
 	if a.Kind == store.Mutex {
 		return s.Store.Break(ctx, a)
 	}
-	return s.Forget(ctx, []store.Ask{a})[0]
+	return s.Forget(ctx, []store.Claim{a})[0]
 }
 
-// forgetsClient frees the lock, if the client of the ask has it.
+// forgetsClient frees the lock, if the client of the claim has it.
 type forgetsClient struct{ *mem.Store }
 
-func (s forgetsClient) Forget(ctx context.Context, asks []store.Ask) []error {
-	asks = slices.Clone(asks)
-	for i, a := range asks {
+func (s forgetsClient) Forget(ctx context.Context, claims []store.Claim) []error {
+	claims = slices.Clone(claims)
+	for i, a := range claims {
 		client, _, _ := strings.Cut(string(a.ID), ":1:")
 		if state, err := s.Look(ctx, a); err == nil && strings.HasPrefix(string(state.Owner), client) {
-			asks[i].ID = state.Owner
+			claims[i].ID = state.Owner
 		}
 	}
-	return s.Store.Forget(ctx, asks)
+	return s.Store.Forget(ctx, claims)
 }
 
 // losesOwn takes the answer to its own repeat for a loss.

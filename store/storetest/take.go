@@ -14,7 +14,7 @@ import (
 
 var takeTests = []test{
 	{name: "Check returns the name of the lock", run: checkNames},
-	{name: "Check refuses an ask without a limit", run: checkLimit},
+	{name: "Check refuses a claim without a limit", run: checkLimit},
 	{name: "Names that look alike are several locks", run: alike},
 	{name: "Try takes a free lock", run: tryFree},
 	{name: "Try twice is once", run: tryTwice},
@@ -36,10 +36,10 @@ var waitTests = []test{
 }
 
 func checkNames(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	again, err := b.other.Check(a)
 	require.NoError(b.t, err)
-	require.Equal(b.t, a, again, "Check changes an ask that Check has returned")
+	require.Equal(b.t, a, again, "Check changes a claim that Check has returned")
 	for _, bad := range append([]string{""}, b.h.BadNames...) {
 		a.Name = bad
 		require.Error(b.t, last(b.st.Check(a)), "name %q", bad)
@@ -58,7 +58,7 @@ func checkNames(b *bench) {
 // alike takes locks whose names some servers take for one, if Check does not say so.
 func alike(b *bench) {
 	for _, pair := range [][2]string{{"a", "A"}, {"e", "é"}, {"a", "a "}, {"a", "a%"}, {"ab", "a_"}} {
-		first, second := b.ask(long), b.ask(long)
+		first, second := b.claim(long), b.claim(long)
 		first.Name, second.Name = b.name+pair[0], b.name+pair[1]
 		first, err := b.st.Check(first)
 		require.NoError(b.t, err)
@@ -73,7 +73,7 @@ func alike(b *bench) {
 
 // checkLimit forgets the limit.
 func checkLimit(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	for _, limit := range []int{0, -1} {
 		a.Limit = limit
 		require.Error(b.t, last(b.st.Check(a)), "limit %d", limit)
@@ -82,7 +82,7 @@ func checkLimit(b *bench) {
 
 func tryFree(b *bench) {
 	require.Empty(b.t, b.look().Owner)
-	a := b.ask(long)
+	a := b.claim(long)
 	l := b.take(b.st, a)
 	require.Equal(b.t, store.WakeNone, l.Woken)
 	b.requireOwner(a, 1)
@@ -91,61 +91,61 @@ func tryFree(b *bench) {
 }
 
 func tryTwice(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	b.take(b.st, a)
 	l, err := b.st.Try(b.ctx, a)
 	require.NoError(b.t, err)
-	require.Equal(b.t, a, l.Ask)
+	require.Equal(b.t, a, l.Claim)
 	b.requireOwner(a, 1)
 	b.release(l)
 }
 
 func tryBusy(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	l := b.take(b.st, a)
 	for range 2 {
-		b.requireBusy(last(b.other.Try(b.ctx, b.ask(3*long))), a.ID)
+		b.requireBusy(last(b.other.Try(b.ctx, b.claim(3*long))), a.ID)
 	}
 	b.requireOwner(a, 1)
 	b.release(l)
 }
 
 func tryOvertakes(b *bench) {
-	l := b.take(b.st, b.ask(long))
-	w := b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(long))
+	w := b.wait(b.other, b.claim(long))
 	released := make(chan error, 1)
 	go func() { released <- b.st.Release(b.ctx, l) }()
 	for range 50 {
-		require.Error(b.t, last(b.st.Try(b.ctx, b.ask(long))), "Try takes a lock for which another hold waits")
+		require.Error(b.t, last(b.st.Try(b.ctx, b.claim(long))), "Try takes a lock for which another hold waits")
 	}
 	require.NoError(b.t, <-released)
 	b.release(b.get(w))
 }
 
 func waitFree(b *bench) {
-	w := b.start(b.st, b.ask(long))
+	w := b.start(b.st, b.claim(long))
 	l := b.get(w)
 	require.True(b.t, time.Now().Before(l.Until()))
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	b.release(l)
 }
 
 func waitTwice(b *bench) {
-	l := b.take(b.st, b.ask(long))
-	w := b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(long))
+	w := b.wait(b.other, b.claim(long))
 	b.release(l)
 	b.get(w)
-	again := b.start(b.other, w.ask)
+	again := b.start(b.other, w.claim)
 	l = b.get(again)
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	require.Zero(b.t, b.look().Waiters)
 	b.release(l)
 }
 
 func waitWoken(b *bench) {
-	a := b.ask(long)
+	a := b.claim(long)
 	l := b.take(b.st, a)
-	w := b.wait(b.other, b.ask(long))
+	w := b.wait(b.other, b.claim(long))
 	b.waits(w)
 	b.requireRefusal(w.first.Busy, a.ID)
 	if b.promises(FIFO) {
@@ -154,15 +154,15 @@ func waitWoken(b *bench) {
 	b.release(l)
 	woken := b.get(w)
 	require.NotEqual(b.t, store.WakeNone, woken.Woken)
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	b.release(woken)
 }
 
 func waitOrder(b *bench) {
-	l := b.take(b.st, b.ask(long))
+	l := b.take(b.st, b.claim(long))
 	var line []*waiter
 	for i := range 12 {
-		line = append(line, b.wait([]store.Store{b.st, b.other}[i%2], b.ask(long)))
+		line = append(line, b.wait([]store.Store{b.st, b.other}[i%2], b.claim(long)))
 		require.Equal(b.t, i, line[i].first.Position)
 		require.Equal(b.t, i+1, b.look().Waiters)
 	}
@@ -171,31 +171,31 @@ func waitOrder(b *bench) {
 		b.waits(w)
 		b.release(l)
 		l = b.get(w)
-		b.requireOwner(w.ask, 1)
+		b.requireOwner(w.claim, 1)
 	}
 	b.release(l)
 }
 
 func waitExpiry(b *bench) {
-	a := b.ask(b.h.TTL)
+	a := b.claim(b.h.TTL)
 	l := b.take(b.st, a)
-	w := b.wait(b.other, b.ask(long))
+	w := b.wait(b.other, b.claim(long))
 	next := b.get(w)
 	require.False(b.t, w.at.Before(l.Until()), "another hold has the lock before Lease.Until")
 	b.requireGone(b.st.Release(b.ctx, l))
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	b.release(next)
 
-	alone := b.take(b.st, b.ask(b.h.TTL))
+	alone := b.take(b.st, b.claim(b.h.TTL))
 	b.eventually("the lease ends", func() bool { return b.look().Owner == "" })
 	require.False(b.t, time.Now().Before(alone.Until()), "the lease ends before Lease.Until")
 	b.requireGone(last(b.st.Enter(b.ctx, alone, 2)))
 }
 
 func waitDeadWaiter(b *bench) {
-	l := b.take(b.st, b.ask(4*b.h.TTL)) // a waiter may sleep for as long as the lease that it is told of
-	dead := b.wait(b.st, b.ask(b.h.TTL))
-	w := b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(4*b.h.TTL)) // a waiter may sleep for as long as the lease that it is told of
+	dead := b.wait(b.st, b.claim(b.h.TTL))
+	w := b.wait(b.other, b.claim(long))
 	b.release(l)
 	l = b.get(dead)
 	next := b.get(w)
@@ -204,24 +204,24 @@ func waitDeadWaiter(b *bench) {
 }
 
 func waitEnds(b *bench) {
-	l := b.take(b.st, b.ask(long))
-	w := b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(long))
+	w := b.wait(b.other, b.claim(long))
 	b.end(w)
 	b.eventually("the waiter is gone", func() bool { return b.forgotten() && b.look().Waiters == 0 })
-	b.requireOwner(l.Ask, 1)
+	b.requireOwner(l.Claim, 1)
 	b.release(l)
 }
 
 func waitAgain(b *bench) {
-	l := b.take(b.st, b.ask(long))
-	w := b.wait(b.other, b.ask(long))
+	l := b.take(b.st, b.claim(long))
+	w := b.wait(b.other, b.claim(long))
 	w.cancel()
 	b.promptly(func() { <-w.done })
 	require.Error(b.t, w.err)
-	again := b.wait(b.other, w.ask)
+	again := b.wait(b.other, w.claim)
 	b.release(l)
 	l = b.get(again)
-	b.requireOwner(w.ask, 1)
+	b.requireOwner(w.claim, 1)
 	b.release(l)
 }
 
@@ -229,8 +229,8 @@ func waitAgain(b *bench) {
 // Either Wait returns a lease, or nothing is left that ErrUnsure does not admit.
 func waitEndsWithGrant(b *bench) {
 	for i := range 24 {
-		l := b.take(b.st, b.ask(long))
-		w := b.wait(b.other, b.ask(long))
+		l := b.take(b.st, b.claim(long))
+		w := b.wait(b.other, b.claim(long))
 		released := make(chan error, 1)
 		switch i % 3 {
 		case 0:
@@ -249,7 +249,7 @@ func waitEndsWithGrant(b *bench) {
 		if w.err == nil {
 			b.release(b.get(w))
 		} else {
-			b.failed(w.ask, w.err)
+			b.failed(w.claim, w.err)
 		}
 		b.requireFree()
 	}
@@ -269,7 +269,7 @@ func stress(b *bench) {
 		st := stores[i%len(stores)]
 		group.Go(func() {
 			for range rounds {
-				l, err := st.Wait(b.ctx, b.ask(long), func(store.Progress) {})
+				l, err := st.Wait(b.ctx, b.claim(long), func(store.Progress) {})
 				if err != nil {
 					failures <- err
 					return

@@ -114,7 +114,7 @@ func upgradeTwice(b *bench) {
 		}
 		b.requireIn(1-i, r, up)
 		b.release(up)
-		if line[0].ask.ID == up.ID {
+		if line[0].claim.ID == up.ID {
 			line[0] = line[1]
 		}
 		line[1] = line[0]

@@ -31,9 +31,9 @@ func (b *bench) shows(st store.Store) store.WaitGraph {
 
 // waiting returns a wait of a new client, inside so many holds.
 func (b *bench) waiting(holds int) store.Waiting {
-	a := b.ask(long)
+	a := b.claim(long)
 	w := store.Waiting{
-		ID: a.ID, Name: `orders "42" ä`, For: []store.ID{b.ask(long).ID, b.ask(long).ID}, Since: time.Now().UTC(), Round: 1,
+		ID: a.ID, Name: `orders "42" ä`, For: []store.ID{b.claim(long).ID, b.claim(long).ID}, Since: time.Now().UTC(), Round: 1,
 	}
 	for range holds {
 		w.Holds = append(w.Holds, newID(client(a.ID)))
@@ -102,7 +102,7 @@ func showEach(b *bench) {
 	b.requireShown(w.Holds[:1], w)
 	b.requireShown(w.Holds[1:2], w, other)
 	b.requireShown(other.Holds[:1], other)
-	require.Len(b.t, b.shown(w.Holds[0], other.Holds[0], b.ask(long).ID), 2)
+	require.Len(b.t, b.shown(w.Holds[0], other.Holds[0], b.claim(long).ID), 2)
 	b.takeBack(w)
 	b.takeBack(other)
 }
@@ -111,7 +111,7 @@ func showAnew(b *bench) {
 	w := b.waiting(2)
 	b.show(w, long)
 	for range 3 {
-		w.Round, w.For = w.Round+1, []store.ID{b.ask(long).ID}
+		w.Round, w.For = w.Round+1, []store.ID{b.claim(long).ID}
 		b.show(w, long)
 		b.requireShown(w.Holds, w)
 	}

@@ -18,7 +18,7 @@ const checkLimit = 3 * time.Second
 // for the nodes of the lock. Then two holds live through a lock of their own: the first one takes
 // the lock, is renewed and released, and the second one waits, is granted the lock and released.
 // The error names the first step that fails.
-func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
+func (s *Store) CheckServer(ctx context.Context, a store.Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	return s.once(ctx, func(x *session) error {
@@ -34,7 +34,7 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 		if _, _, err := x.children(ctx, s.path(a)); err != nil {
 			return fmt.Errorf("list the children of %s: %w", s.path(a), err)
 		}
-		a = store.Ask{Name: a.Name + "-" + rand.Text(), TTL: a.TTL, Delay: a.Delay, Limit: 1}
+		a = store.Claim{Name: a.Name + "-" + rand.Text(), TTL: a.TTL, Delay: a.Delay, Limit: 1}
 		return probe.Live(ctx, s, a, s.path(a))
 	})
 }

@@ -37,11 +37,11 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, l store.Lease) error {
-	return s.patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func(x *session) error { return s.free(ctx, x, l.Ask) })
+	return s.patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func(x *session) error { return s.free(ctx, x, l.Claim) })
 }
 
 // free deletes the node of a hold that has its lock.
-func (s *Store) free(ctx context.Context, x *session, a store.Ask) error {
+func (s *Store) free(ctx context.Context, x *session, a store.Claim) error {
 	var node string
 	h, err := x.find(a.ID)
 	if err == nil {
@@ -59,8 +59,8 @@ func (s *Store) free(ctx context.Context, x *session, a store.Ask) error {
 	return err
 }
 
-// holder returns the path of the node of the ask, if that has the lock.
-func (x *session) holder(ctx context.Context, a store.Ask) (string, error) {
+// holder returns the path of the node of the claim, if that has the lock.
+func (x *session) holder(ctx context.Context, a store.Claim) (string, error) {
 	lock := x.store.path(a)
 	all, err := x.fresh(ctx, lock)
 	if err != nil {
@@ -106,8 +106,8 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 }
 
 // Forget implements [store.Store].
-func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return s.each(ctx, len(asks), func(x *session, i int) error { return x.forget(ctx, asks[i]) })
+func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
+	return s.each(ctx, len(claims), func(x *session, i int) error { return x.forget(ctx, claims[i]) })
 }
 
 // each makes one attempt at each of n commands, all at the same time, behind one sync.
@@ -136,12 +136,12 @@ func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int)
 // younger node, and nothing is left of the last writer.
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
 	err = s.once(ctx, func(x *session) error {
-		node, err := x.holder(ctx, l.Ask)
+		node, err := x.holder(ctx, l.Claim)
 		if err != nil {
 			return err
 		}
 		if l.Kind == store.ReadWrite && (l.Limit == store.Unlimited || l.Token == 0) {
-			token, err = x.draw(ctx, x.store.path(l.Ask), node)
+			token, err = x.draw(ctx, x.store.path(l.Claim), node)
 		} else {
 			var stat *zk.Stat
 			if stat, err = x.stat(ctx, node); err == nil {
@@ -161,7 +161,7 @@ const abreast, lookLimit = 16, 2 * time.Second
 
 // List implements [store.Listing]. List walks all paths below the root, as ZooKeeper has no search,
 // and leaves out what the session may not read: it has no lock there.
-func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, error) {
+func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind, error) {
 	found := make(map[string]store.Kind)
 	err := s.once(ctx, func(x *session) error {
 		limited, cancel := context.WithTimeout(ctx, lookLimit)
@@ -209,7 +209,7 @@ func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, e
 
 // Look implements [store.Store]. A TTL is the whole lease, as ZooKeeper does not tell when a
 // session was last heard of.
-func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
 	err = s.once(ctx, func(x *session) error {
 		for {
 			all, err := x.fresh(ctx, s.path(a))
@@ -266,7 +266,7 @@ func (x *session) look(ctx context.Context, lock string, nodes []node) (state st
 }
 
 // Break implements [store.Store]. The client of the hold watches its node, and so notices.
-func (s *Store) Break(ctx context.Context, a store.Ask) error {
+func (s *Store) Break(ctx context.Context, a store.Claim) error {
 	return s.once(ctx, func(x *session) error {
 		node, err := x.holder(ctx, a)
 		if err != nil {
@@ -301,7 +301,7 @@ func (s *Store) observe(h *hold) {
 	ctx, cancel := context.WithTimeout(context.Background(), giveUpLimit)
 	defer cancel()
 	if _, err := h.session.watch(ctx, node); errors.Is(err, zk.ErrNoNode) {
-		s.watchers.Tell(h.ask.ID)
+		s.watchers.Tell(h.claim.ID)
 	}
 }
 

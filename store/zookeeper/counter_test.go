@@ -36,11 +36,11 @@ func nearTheEnd(t *testing.T, left int32) (*zktest.Server, *zk.Conn) {
 	return server, conn
 }
 
-// kinds has an ask for a mutex, for writers and for readers.
-var kinds = map[string]func() store.Ask{
-	"mutex":  func() store.Ask { return ask(10 * time.Minute) },
-	"writer": func() store.Ask { a := mode(1); a.TTL = 10 * time.Minute; return a },
-	"reader": func() store.Ask { a := mode(store.Unlimited); a.TTL = 10 * time.Minute; return a },
+// kinds has a claim for a mutex, for writers and for readers.
+var kinds = map[string]func() store.Claim{
+	"mutex":  func() store.Claim { return claim(10 * time.Minute) },
+	"writer": func() store.Claim { a := mode(1); a.TTL = 10 * time.Minute; return a },
+	"reader": func() store.Claim { a := mode(store.Unlimited); a.TTL = 10 * time.Minute; return a },
 }
 
 // soon returns a context that ends if the test hangs.
@@ -52,14 +52,14 @@ func soon(t *testing.T) context.Context {
 }
 
 func TestNobodyIsInWithTheLastNumberOfACounter(t *testing.T) {
-	for name, ask := range kinds {
+	for name, claim := range kinds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server, conn := nearTheEnd(t, 2)
 			s, other := open(t, server.Address(), long), open(t, server.Address(), long)
-			l, err := s.Try(t.Context(), ask())
+			l, err := s.Try(t.Context(), claim())
 			require.NoError(t, err)
-			second := ask()
+			second := claim()
 			w := start(t, other, second)
 			if name != "reader" {
 				w.waitQueued(t)
@@ -69,7 +69,7 @@ func TestNobodyIsInWithTheLastNumberOfACounter(t *testing.T) {
 			refused := func() {
 				t.Helper()
 				for _, s := range []*relockzk.Store{s, other} {
-					_, err := s.Wait(soon(t), ask(), nothing)
+					_, err := s.Wait(soon(t), claim(), nothing)
 					require.ErrorContains(t, err, spent)
 					require.NotErrorIs(t, err, store.ErrUnavailable)
 					require.NotErrorIs(t, err, store.ErrUnsure)
@@ -84,11 +84,11 @@ func TestNobodyIsInWithTheLastNumberOfACounter(t *testing.T) {
 			}
 			require.NoError(t, other.Release(t.Context(), next))
 			refused()
-			_, err = s.Try(t.Context(), ask())
+			_, err = s.Try(t.Context(), claim())
 			require.ErrorContains(t, err, spent)
 			require.Empty(t, nodes(t, conn, "/orders"))
 			require.NoError(t, conn.Delete("/orders", -1))
-			again, err := other.Try(t.Context(), ask())
+			again, err := other.Try(t.Context(), claim())
 			require.NoError(t, err)
 			require.NoError(t, other.Release(t.Context(), again))
 		})
@@ -98,7 +98,7 @@ func TestNobodyIsInWithTheLastNumberOfACounter(t *testing.T) {
 // Commands that are in flight together get negative numbers.
 func TestCrowdAtTheEndOfACounterEndsAndLeavesNothing(t *testing.T) {
 	const callers, left = 40, 10
-	for name, ask := range map[string]func() store.Ask{"mutex": kinds["mutex"], "writer": kinds["writer"]} {
+	for name, claim := range map[string]func() store.Claim{"mutex": kinds["mutex"], "writer": kinds["writer"]} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server, conn := nearTheEnd(t, left)
@@ -108,7 +108,7 @@ func TestCrowdAtTheEndOfACounterEndsAndLeavesNothing(t *testing.T) {
 			var all sync.WaitGroup
 			for range callers {
 				all.Go(func() {
-					l, err := s.Wait(limited, ask(), nothing)
+					l, err := s.Wait(limited, claim(), nothing)
 					if err != nil {
 						assert.ErrorContains(t, err, spent)
 						if errors.Is(err, store.ErrUnsure) { // the machine is busy
@@ -135,11 +135,11 @@ func TestLostAnswersAtTheEndOfACounterLeaveNoNode(t *testing.T) {
 	proxy := tcptest.NewProxy(t, server.Address())
 	s := open(t, proxy.Address(), long)
 	for range 3 {
-		other := ask(time.Second)
+		other := claim(time.Second)
 		other.Name = "other"
-		require.NoError(t, s.Forget(t.Context(), []store.Ask{other})[0], "there is a session")
+		require.NoError(t, s.Forget(t.Context(), []store.Claim{other})[0], "there is a session")
 		proxy.LoseAnswers()
-		w := start(t, s, ask(10*time.Minute))
+		w := start(t, s, claim(10*time.Minute))
 		redistest.Eventually(t, patience, func() bool { return len(nodes(t, conn, "/orders")) > 0 }, "the node is made")
 		proxy.Cut()
 		proxy.Resume()
@@ -163,7 +163,7 @@ func TestNodeWhoseNumberAnotherNodeHasIsNotIn(t *testing.T) {
 	const next = "0000000002" // after the node of l, and this one
 	_, err := conn.Create("/orders/"+relockzk.NameOf("theirs", "", "lock-", next), nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
-	_, err = s.Wait(soon(t), ask(10*time.Minute), nothing)
+	_, err = s.Wait(soon(t), claim(10*time.Minute), nothing)
 	require.ErrorContains(t, err, spent)
 	require.Len(t, nodes(t, conn, "/orders"), 2)
 	require.NoError(t, s.Release(t.Context(), l))

@@ -37,9 +37,9 @@ func NameOf(id store.ID, mark, lockName, number string) string {
 // UpgradeMark returns the mark of an upgrade that waits for a reader.
 func UpgradeMark(reader store.ID) string { return upgradeMark + uuidOf(reader) + "-" }
 
-// Obstacle returns the name of the child that keeps the ask out; empty: none. The ask is that of a
-// new hold if no child is of the ask. Readers with a number above queued are kept out already.
-func Obstacle(children []string, a store.Ask, queued string) (string, error) {
+// Obstacle returns the name of the child that keeps the claim out; empty: none. The claim is that of a
+// new hold if no child is of the claim. Readers with a number above queued are kept out already.
+func Obstacle(children []string, a store.Claim, queued string) (string, error) {
 	nodes := inOrder(children)
 	own := wanted(nodes, a)
 	if i := indexOf(nodes, a.ID); i >= 0 {

@@ -36,7 +36,7 @@ func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 		proxy.LoseAnswers()
 		leases := make(chan store.Lease, 1)
 		go func() {
-			if l, err := s.Wait(t.Context(), ask(20*time.Second), nothing); err == nil {
+			if l, err := s.Wait(t.Context(), claim(20*time.Second), nothing); err == nil {
 				leases <- l
 			}
 		}()
@@ -48,7 +48,7 @@ func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 			require.Len(t, nodes(t, conn, "/orders"), 1)
 			require.True(t, l.Unsure, "an earlier create may run yet")
 			require.NoError(t, s.Release(t.Context(), l))
-			require.NoError(t, s.Forget(t.Context(), []store.Ask{l.Ask})[0])
+			require.NoError(t, s.Forget(t.Context(), []store.Claim{l.Claim})[0])
 		case <-time.After(patience):
 			require.FailNow(t, "the hold does not get the lock")
 		}
@@ -65,7 +65,7 @@ func TestNodeThatIsMadeLateDoesNotKeepItsHoldOut(t *testing.T) {
 	before, err := conn.CreateProtectedEphemeralSequential("/orders/lock-", nil, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
 	w := wait(t, s, 20*time.Second)
-	late := "/orders/" + relockzk.NameOf(w.ask.ID, "", "lock-", before[len(before)-10:])
+	late := "/orders/" + relockzk.NameOf(w.claim.ID, "", "lock-", before[len(before)-10:])
 	_, err = conn.Create(late, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
 	require.NoError(t, conn.Delete(before, -1))
@@ -110,7 +110,7 @@ func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
 			}
 			require.Len(t, nodes(t, conn, "/orders"), 2, "answers that passed: %d", passed)
 			require.NoError(t, s.Release(t.Context(), l))
-			require.NoError(t, s.Forget(t.Context(), []store.Ask{l.Ask})[0])
+			require.NoError(t, s.Forget(t.Context(), []store.Claim{l.Claim})[0])
 			require.Len(t, nodes(t, conn, "/orders"), 1)
 			inside.ID = mode(1).ID
 		}
@@ -350,7 +350,7 @@ var _ = func() bool {
 		if err != nil {
 			panic(err)
 		}
-		a := store.Ask{Name: "orders", ID: store.ID("child:1:" + args[1]), TTL: shortLease, Limit: 1}
+		a := store.Claim{Name: "orders", ID: store.ID("child:1:" + args[1]), TTL: shortLease, Limit: 1}
 		_, err = s.Wait(context.Background(), a, func(store.Progress) { _, _ = fmt.Fprintln(out, "queued") })
 		_, _ = fmt.Fprintln(out, "held", err)
 		_, _ = in.ReadString('\n')
@@ -376,14 +376,14 @@ func TestClientsThatAreKilledFreeTheirPlaces(t *testing.T) {
 
 // handOvers returns the number of packets of four hand-overs with n waiters. The first hold has
 // ask(0), and the waiters have ask(1) to ask(n).
-func handOvers(t *testing.T, server *zktest.Server, n int, ask func(i int) store.Ask) int {
+func handOvers(t *testing.T, server *zktest.Server, n int, claim func(i int) store.Claim) int {
 	t.Helper()
 	s := open(t, server.Address(), long)
-	l, err := s.Try(t.Context(), ask(0))
+	l, err := s.Try(t.Context(), claim(0))
 	require.NoError(t, err)
 	var line []*waiter
 	for i := range n {
-		line = append(line, waitFor(t, s, ask(i+1)))
+		line = append(line, waitFor(t, s, claim(i+1)))
 	}
 	before := server.Requests()
 	for _, w := range line[:4] {
@@ -401,16 +401,16 @@ func handOvers(t *testing.T, server *zktest.Server, n int, ask func(i int) store
 
 func TestHandOverCostsTheSameForEveryLengthOfTheQueue(t *testing.T) {
 	server := zktest.Start(t)
-	for name, ask := range map[string]func(i int) store.Ask{
-		"mutex": func(int) store.Ask { return ask(10 * time.Minute) },
-		"writers and readers in turn": func(i int) store.Ask {
+	for name, claim := range map[string]func(i int) store.Claim{
+		"mutex": func(int) store.Claim { return claim(10 * time.Minute) },
+		"writers and readers in turn": func(i int) store.Claim {
 			a := mode([]int{1, store.Unlimited}[i%2])
 			a.TTL = 10 * time.Minute
 			return a
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			few, many := handOvers(t, server, 4, ask), handOvers(t, server, 60, ask)
+			few, many := handOvers(t, server, 4, claim), handOvers(t, server, 60, claim)
 			t.Logf("packets of four hand-overs: %d with 4 waiting, %d with 60", few, many)
 			require.LessOrEqual(t, many, few+8, "the hand-over wakes more than the next waiter")
 		})

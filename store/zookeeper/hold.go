@@ -17,7 +17,7 @@ type hold struct {
 	lock    string // the path of the lock
 
 	// Guarded by the mutex of the Store.
-	ask      store.Ask
+	claim    store.Claim
 	node     string        // the path of the node; empty: not known
 	token    int64         // of the hold, see Store.Token
 	queued   string        // the number of the node with which an upgrade has waited
@@ -34,23 +34,23 @@ type hold struct {
 }
 
 // endLocked is when the Store deletes the node.
-func (h *hold) endLocked() time.Time { return h.sent.Add(h.ask.Kept(h.ttl)) }
+func (h *hold) endLocked() time.Time { return h.sent.Add(h.claim.Kept(h.ttl)) }
 
-// hold returns the record of an ask in a session. The record stays until the node is deleted.
-func (x *session) hold(a store.Ask) *hold {
+// hold returns the record of a claim in a session. The record stays until the node is deleted.
+func (x *session) hold(a store.Claim) *hold {
 	s := x.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	h := x.holds[a.ID]
 	if h == nil {
-		h = &hold{session: x, lock: s.path(a), ask: a}
+		h = &hold{session: x, lock: s.path(a), claim: a}
 		if !x.over {
 			x.holds[a.ID] = h
 			s.users++
 		}
 	}
 	if !h.held {
-		h.ask = a
+		h.claim = a
 		h.stopLocked()
 	}
 	return h
@@ -83,8 +83,8 @@ func (s *Store) drop(x *session, id store.ID) {
 
 func (s *Store) dropLocked(h *hold) {
 	h.stopLocked()
-	if h.session.holds[h.ask.ID] == h {
-		delete(h.session.holds, h.ask.ID)
+	if h.session.holds[h.claim.ID] == h {
+		delete(h.session.holds, h.claim.ID)
 		s.users--
 	}
 }
@@ -101,7 +101,7 @@ func (s *Store) deleteAtLocked(h *hold, when time.Time) {
 // over. A session without a proof for its whole timeout is over: all its leases are.
 func (s *Store) expire(h *hold) {
 	s.mu.Lock()
-	if now := time.Now(); h.session.holds[h.ask.ID] != h || now.Before(h.ends) {
+	if now := time.Now(); h.session.holds[h.claim.ID] != h || now.Before(h.ends) {
 		s.mu.Unlock()
 		return
 	}
@@ -124,7 +124,7 @@ func (s *Store) expire(h *hold) {
 func (s *Store) deleted(h *hold) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
 	defer cancel()
-	return h.session.takeBack(ctx, h.ask) == nil
+	return h.session.takeBack(ctx, h.claim) == nil
 }
 
 // keep gives the hold its lock for a time from sent on. keep never shortens the lease. Errors: the
@@ -135,30 +135,30 @@ func (s *Store) keep(h *hold, sent time.Time, ttl time.Duration) (l store.Lease,
 	switch x := h.session; {
 	case x.over:
 		return l, errOver
-	case x.holds[h.ask.ID] != h:
+	case x.holds[h.claim.ID] != h:
 		return l, errDeleted
 	}
-	if ttl > 0 && sent.Add(h.ask.Kept(ttl)).After(h.endLocked()) {
+	if ttl > 0 && sent.Add(h.claim.Kept(ttl)).After(h.endLocked()) {
 		h.sent, h.ttl = sent, ttl
 	}
 	h.held = true
 	s.deleteAtLocked(h, h.endLocked())
-	l = store.Lease{Ask: h.ask, Sent: h.sent, Token: h.token, Unsure: h.unsure}
+	l = store.Lease{Claim: h.claim, Sent: h.sent, Token: h.token, Unsure: h.unsure}
 	l.TTL = h.ttl
 	return l, nil
 }
 
 // takeBack is forget behind a sync, and so deletes the nodes of other sessions, too.
-func (x *session) takeBack(ctx context.Context, a store.Ask) error {
+func (x *session) takeBack(ctx context.Context, a store.Claim) error {
 	if err := x.sync(ctx); err != nil {
 		return err
 	}
 	return x.forget(ctx, a)
 }
 
-// forget deletes all nodes of an ask. A command of this session that creates a node is answered
+// forget deletes all nodes of a claim. A command of this session that creates a node is answered
 // before.
-func (x *session) forget(ctx context.Context, a store.Ask) error {
+func (x *session) forget(ctx context.Context, a store.Claim) error {
 	lock, theirs := x.store.path(a), uuidOf(a.ID)
 	x.store.mu.Lock()
 	h := x.holds[a.ID]

@@ -46,7 +46,7 @@ func TestListWalksTheTree(t *testing.T) {
 			require.NoError(t, err)
 			leases = append(leases, l)
 		}
-		found, err := s.List(t.Context(), ask(time.Second))
+		found, err := s.List(t.Context(), claim(time.Second))
 		require.NoError(t, err)
 		require.Equal(t, want, found, "and nothing of the server's own")
 		for _, l := range leases {
@@ -104,7 +104,7 @@ func TestReaderInsideALostWriterQueues(t *testing.T) {
 	w, err := s.Try(t.Context(), mode(1))
 	require.NoError(t, err)
 	next := waitFor(t, other, mode(1))
-	require.NoError(t, other.Break(t.Context(), w.Ask))
+	require.NoError(t, other.Break(t.Context(), w.Claim))
 	l := next.get(t)
 	inside := mode(store.Unlimited)
 	inside.With = w.ID
@@ -124,7 +124,7 @@ func TestLockOfTheClientLibraryExcludesHolds(t *testing.T) {
 	s := open(t, server.Address())
 	theirs := zk.NewLock(conn, "/orders", zk.WorldACL(zk.PermAll))
 	require.NoError(t, theirs.Lock())
-	_, err := s.Try(t.Context(), ask(time.Second))
+	_, err := s.Try(t.Context(), claim(time.Second))
 	var busy *store.Busy
 	require.ErrorAs(t, err, &busy)
 	require.Contains(t, string(busy.Owner), nodes(t, conn, "/orders")[0][:20])
@@ -139,9 +139,9 @@ func TestLockOfTheClientLibraryExcludesHolds(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l))
 	require.NoError(t, <-locked)
 
-	state, err := s.Look(t.Context(), ask(time.Second))
+	state, err := s.Look(t.Context(), claim(time.Second))
 	require.NoError(t, err)
-	foreign := ask(time.Second)
+	foreign := claim(time.Second)
 	foreign.ID = state.Owner
 	require.NoError(t, s.Break(t.Context(), foreign), "operators can break a foreign hold")
 	require.ErrorIs(t, theirs.Unlock(), zk.ErrNoNode)
@@ -150,11 +150,11 @@ func TestLockOfTheClientLibraryExcludesHolds(t *testing.T) {
 func TestOtherChildrenOfALockDoNotCount(t *testing.T) {
 	server := zktest.Start(t)
 	s := open(t, server.Address())
-	inner := ask(10 * time.Second)
+	inner := claim(10 * time.Second)
 	inner.Name = "orders/42"
 	below, err := s.Try(t.Context(), inner)
 	require.NoError(t, err)
-	l, err := s.Try(t.Context(), ask(10*time.Second))
+	l, err := s.Try(t.Context(), claim(10*time.Second))
 	require.NoError(t, err)
 	require.NoError(t, s.Release(t.Context(), below))
 	require.NoError(t, s.Release(t.Context(), l))
@@ -162,7 +162,7 @@ func TestOtherChildrenOfALockDoNotCount(t *testing.T) {
 
 func TestCheckRefusesWhatASessionCannotKeep(t *testing.T) {
 	s := open(t, "127.0.0.1:1")
-	a := ask(30 * time.Second)
+	a := claim(30 * time.Second)
 	_, err := s.Check(a)
 	require.NoError(t, err, "the defaults of relock and of the Store fit")
 	a.Delay = time.Millisecond
@@ -170,7 +170,7 @@ func TestCheckRefusesWhatASessionCannotKeep(t *testing.T) {
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorContains(t, err, "a session of 40s keeps leases of at most 30s with their delay, and not of 30.001s")
 	for _, name := range []string{"zookeeper", "/zookeeper/config"} {
-		a = ask(time.Second)
+		a = claim(time.Second)
 		a.Name = name
 		_, err = s.Check(a)
 		require.ErrorContains(t, err, "belongs to the server")
@@ -180,17 +180,17 @@ func TestCheckRefusesWhatASessionCannotKeep(t *testing.T) {
 func TestServerWithShorterSessionsRefusesALongLease(t *testing.T) {
 	server := zktest.Start(t, "maxSessionTimeout=4000")
 	s := open(t, server.Address())
-	for _, call := range []func(a store.Ask) error{
-		func(a store.Ask) error { _, err := s.Try(t.Context(), a); return err },
-		func(a store.Ask) error { _, err := s.Wait(t.Context(), a, nothing); return err },
-		func(a store.Ask) error { return s.CheckServer(t.Context(), a) },
+	for _, call := range []func(a store.Claim) error{
+		func(a store.Claim) error { _, err := s.Try(t.Context(), a); return err },
+		func(a store.Claim) error { _, err := s.Wait(t.Context(), a, nothing); return err },
+		func(a store.Claim) error { return s.CheckServer(t.Context(), a) },
 	} {
-		err := call(ask(3001 * time.Millisecond))
+		err := call(claim(3001 * time.Millisecond))
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.ErrorContains(t, err, "the server grants sessions of 4s")
 	}
 	require.Empty(t, nodes(t, admin(t, server.Address()), "/orders"))
-	require.NoError(t, s.CheckServer(t.Context(), ask(3*time.Second)))
+	require.NoError(t, s.CheckServer(t.Context(), claim(3*time.Second)))
 	require.NoError(t, s.Release(t.Context(), take(t, s, 3*time.Second)))
 }
 
@@ -198,7 +198,7 @@ func TestDelayKeepsTheLockAfterACrash(t *testing.T) {
 	server := zktest.Start(t)
 	proxy := tcptest.NewProxy(t, server.Address())
 	crashing := open(t, proxy.Address(), relockzk.WithSessionTimeout(2*time.Second))
-	a := ask(500 * time.Millisecond)
+	a := claim(500 * time.Millisecond)
 	a.Delay = time.Second
 	_, err := crashing.Check(a)
 	require.NoError(t, err)
@@ -220,12 +220,12 @@ func TestNodesOfOthersAreClosedToStrangers(t *testing.T) {
 	l := take(t, s, 10*time.Second)
 	stranger := open(t, server.Address())
 	begun := time.Now()
-	_, err := stranger.Wait(t.Context(), ask(10*time.Second), nothing)
+	_, err := stranger.Wait(t.Context(), claim(10*time.Second), nothing)
 	require.ErrorIs(t, err, zk.ErrNoAuth)
-	_, err = stranger.Try(t.Context(), ask(10*time.Second))
+	_, err = stranger.Try(t.Context(), claim(10*time.Second))
 	require.ErrorIs(t, err, zk.ErrNoAuth)
-	require.ErrorIs(t, stranger.CheckServer(t.Context(), ask(time.Second)), zk.ErrNoAuth)
-	found, err := stranger.List(t.Context(), ask(time.Second))
+	require.ErrorIs(t, stranger.CheckServer(t.Context(), claim(time.Second)), zk.ErrNoAuth)
+	found, err := stranger.List(t.Context(), claim(time.Second))
 	require.NoError(t, err)
 	require.Empty(t, found, "it may not see the locks, and sees others")
 	require.Less(t, time.Since(begun), bound.Of(5*time.Second), "nothing is tried again")
@@ -248,14 +248,14 @@ func TestCheckServerNamesTheStepThatFails(t *testing.T) {
 	} {
 		s := open(t, server.Address(), c.option)
 		begun := time.Now()
-		err := s.CheckServer(t.Context(), ask(10*time.Second))
+		err := s.CheckServer(t.Context(), claim(10*time.Second))
 		require.ErrorIs(t, err, zk.ErrNoAuth)
 		require.ErrorContains(t, err, c.step)
 		require.NotContains(t, err.Error(), "\n")
 		require.Less(t, time.Since(begun), bound.Of(patience))
 	}
 	s := open(t, server.Address(), relockzk.WithRoot("/locks"))
-	require.NoError(t, s.CheckServer(t.Context(), ask(10*time.Second)))
+	require.NoError(t, s.CheckServer(t.Context(), claim(10*time.Second)))
 	require.Zero(t, s.Users())
 	left, _, err := conn.Children("/locks")
 	require.NoError(t, err)
@@ -280,9 +280,9 @@ func TestServerThatCannotBeReachedIsUnavailable(t *testing.T) {
 	s := open(t, "127.0.0.1:1")
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	_, err := s.Try(ctx, ask(time.Second))
+	_, err := s.Try(ctx, claim(time.Second))
 	require.ErrorIs(t, err, store.ErrUnavailable)
-	_, err = s.Wait(ctx, ask(time.Second), nothing)
+	_, err = s.Wait(ctx, claim(time.Second), nothing)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }

@@ -78,11 +78,11 @@ func TestLeaderWithoutFollowersMakesNoLeaseLast(t *testing.T) {
 			return s.Enter(ctx, l, 1)
 		},
 		"grant": func(ctx context.Context, s *relockzk.Store, l store.Lease) (store.Lease, error) {
-			return s.Try(ctx, l.Ask)
+			return s.Try(ctx, l.Claim)
 		},
 	} {
 		s := open(t, leader.Address(), relockzk.WithSessionTimeout(shortSession))
-		a, b := ask(shortLease), ask(20*time.Second)
+		a, b := claim(shortLease), claim(20*time.Second)
 		a.Name, b.Name = way, way
 		l, err := s.Wait(t.Context(), a, nothing)
 		require.NoError(t, err)
@@ -121,7 +121,7 @@ func TestLeaseCountsFromBeforeTheProofOfItsSession(t *testing.T) {
 		sent := time.Now()
 		proxy.Resume()
 		require.NoError(t, <-proved)
-		again, err := s.Try(t.Context(), l.Ask)
+		again, err := s.Try(t.Context(), l.Claim)
 		require.NoError(t, err)
 		require.True(t, again.Sent.Before(sent), "%s: the lease counts from %v after it was sent", name, again.Sent.Sub(sent))
 		require.True(t, again.Sent.After(l.Sent), "%s: the lease is not renewed", name)
@@ -134,16 +134,16 @@ func TestLeaseCountsFromBeforeTheProofOfItsSession(t *testing.T) {
 func TestGrantAfterALongWaitHasAWholeLease(t *testing.T) {
 	server := zktest.Start(t)
 	holder, s := open(t, server.Address(), long), open(t, server.Address(), long)
-	for name, asks := range map[string][2]store.Ask{
-		"mutex":  {ask(time.Minute), ask(300 * time.Millisecond)},
+	for name, claims := range map[string][2]store.Claim{
+		"mutex":  {claim(time.Minute), claim(300 * time.Millisecond)},
 		"writer": {mode(store.Unlimited), mode(1)},
 		"reader": {mode(1), mode(store.Unlimited)},
 	} {
-		asks[1].TTL = 300 * time.Millisecond
-		l, err := holder.Wait(t.Context(), asks[0], nothing)
+		claims[1].TTL = 300 * time.Millisecond
+		l, err := holder.Wait(t.Context(), claims[0], nothing)
 		require.NoError(t, err)
-		next := waitFor(t, s, asks[1])
-		<-time.After(asks[1].TTL)
+		next := waitFor(t, s, claims[1])
+		<-time.After(claims[1].TTL)
 		released := time.Now()
 		require.NoError(t, holder.Release(t.Context(), l))
 		granted := next.get(t)
@@ -162,7 +162,7 @@ func TestCommandsAreFew(t *testing.T) {
 	const holds = 250
 	var renewals []store.Renewal
 	for i := range holds {
-		a := ask(10 * time.Minute)
+		a := claim(10 * time.Minute)
 		a.Name = fmt.Sprint("many/", i)
 		l, err := s.Wait(t.Context(), a, nothing)
 		require.NoError(t, err)
@@ -196,7 +196,7 @@ func TestSessionThatWasIdleOutlastsTheLease(t *testing.T) {
 	leader, followers := lead(t, zktest.StartEnsemble(t, stale))
 	const session = 12 * time.Second
 	s, other := open(t, followers[0].Address(), relockzk.WithSessionTimeout(session)), open(t, leader.Address())
-	a := ask(session * 3 / 4)
+	a := claim(session * 3 / 4)
 	require.NoError(t, s.CheckServer(t.Context(), a))
 	<-time.After(session * 3 / 10)
 	l, err := s.Try(t.Context(), a)

@@ -81,15 +81,15 @@ func retry(t testing.TB, request func() error) error {
 
 var lastID atomic.Int64
 
-// ask returns the ask of a new hold of lock "orders".
-func ask(ttl time.Duration) store.Ask {
+// claim returns the claim of a new hold of lock "orders".
+func claim(ttl time.Duration) store.Claim {
 	n := lastID.Add(1)
-	return store.Ask{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+	return store.Claim{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
 }
 
-// mode returns the ask of a new hold of read-write lock "orders".
-func mode(limit int) store.Ask {
-	a := ask(20 * time.Second)
+// mode returns the claim of a new hold of read-write lock "orders".
+func mode(limit int) store.Claim {
+	a := claim(20 * time.Second)
 	a.Kind, a.Limit = store.ReadWrite, limit
 	return a
 }
@@ -99,14 +99,14 @@ func nothing(store.Progress) {}
 // take makes a new hold.
 func take(t testing.TB, s store.Store, ttl time.Duration) store.Lease {
 	t.Helper()
-	l, err := s.Wait(t.Context(), ask(ttl), nothing)
+	l, err := s.Wait(t.Context(), claim(ttl), nothing)
 	require.NoError(t, err)
 	return l
 }
 
 // waiter is a call of Wait in a goroutine.
 type waiter struct {
-	ask    store.Ask
+	claim  store.Claim
 	queued chan struct{}
 	done   chan struct{}
 	lease  store.Lease
@@ -117,10 +117,10 @@ type waiter struct {
 // wait starts a Wait, and returns when it is queued.
 func wait(t testing.TB, s store.Store, ttl time.Duration) *waiter {
 	t.Helper()
-	return waitFor(t, s, ask(ttl))
+	return waitFor(t, s, claim(ttl))
 }
 
-func waitFor(t testing.TB, s store.Store, a store.Ask) *waiter {
+func waitFor(t testing.TB, s store.Store, a store.Claim) *waiter {
 	t.Helper()
 	w := start(t, s, a)
 	w.waitQueued(t)
@@ -128,12 +128,12 @@ func waitFor(t testing.TB, s store.Store, a store.Ask) *waiter {
 }
 
 // start starts a Wait.
-func start(t testing.TB, s store.Store, a store.Ask) *waiter {
+func start(t testing.TB, s store.Store, a store.Claim) *waiter {
 	t.Helper()
-	w := &waiter{ask: a, queued: make(chan struct{}, 100), done: make(chan struct{})}
+	w := &waiter{claim: a, queued: make(chan struct{}, 100), done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
-		w.lease, w.err = s.Wait(t.Context(), w.ask, func(store.Progress) {
+		w.lease, w.err = s.Wait(t.Context(), w.claim, func(store.Progress) {
 			select {
 			case w.queued <- struct{}{}:
 			default:

@@ -30,13 +30,13 @@ const last = "~"
 // name is: a hold of another kind goes away again.
 func ofKind(nodes []node, kind store.Kind) ([]node, error) {
 	if len(nodes) > 0 && nodes[0].kind != kind {
-		return nil, fmt.Errorf("%w: %s, and this ask is for %s", store.ErrKind, nodes[0].kind, kind)
+		return nil, fmt.Errorf("%w: %s, and this claim is for %s", store.ErrKind, nodes[0].kind, kind)
 	}
 	return slices.DeleteFunc(nodes, func(n node) bool { return n.kind != kind }), nil
 }
 
-// wanted returns the node to make for an ask, as far as its name goes.
-func wanted(nodes []node, a store.Ask) node {
+// wanted returns the node to make for a claim, as far as its name goes.
+func wanted(nodes []node, a store.Claim) node {
 	n := node{number: last, kind: a.Kind, reads: a.Kind == store.ReadWrite && a.Limit == store.Unlimited}
 	if with, ok := around(nodes, a); ok {
 		if n.reads {
@@ -48,8 +48,8 @@ func wanted(nodes []node, a store.Ask) node {
 	return n
 }
 
-// around returns the node of the hold in the other mode around an ask.
-func around(nodes []node, a store.Ask) (with node, ok bool) {
+// around returns the node of the hold in the other mode around a claim.
+func around(nodes []node, a store.Claim) (with node, ok bool) {
 	i := -1
 	if a.With != "" {
 		i = indexOf(nodes, a.With)
@@ -89,7 +89,7 @@ func before(nodes []node, n node, writer bool) int {
 	return -1
 }
 
-// obstacle returns the index of the node that keeps the node of an ask out; -1: none. Readers with
+// obstacle returns the index of the node that keeps the node of a claim out; -1: none. Readers with
 // a number above queued are known to be kept out by an upgrade. If two upgrades of different
 // readers wait, obstacle returns ErrDeadlock to the second one.
 //
@@ -99,7 +99,7 @@ func before(nodes []node, n node, writer bool) int {
 // is in the way:
 //
 //	state   node                                                       in the way    next state
-//	each    the node itself, or the reader around the ask              no            the same
+//	each    the node itself, or the reader around the claim              no            the same
 //	open    a reader with a number below queued                        yes           the same
 //	open    a reader with another number                               no            the same
 //	barred  a reader                                                   no            the same
@@ -111,7 +111,7 @@ func before(nodes []node, n node, writer bool) int {
 //	each    an upgrade of the same reader                              yes           barred
 //	each    an upgrade of another reader, whose node is there          ErrDeadlock
 //	each    an upgrade of a reader that is gone                        no            barred
-func obstacle(nodes []node, own node, a store.Ask, queued string) (int, error) {
+func obstacle(nodes []node, own node, a store.Claim, queued string) (int, error) {
 	with, ok := around(nodes, a)
 	switch {
 	case own.reads:

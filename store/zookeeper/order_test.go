@@ -71,7 +71,7 @@ func TestReadersAndWritersAreKeptOutByTheNodesBeforeThem(t *testing.T) {
 		{queue: "R1 W5/R1 W3 R4", own: "R4", want: "W3"},
 	} {
 		t.Run(fmt.Sprintf("%s with %s in %s", c.own, c.with, c.queue), func(t *testing.T) {
-			a := store.Ask{ID: store.ID(c.own), With: store.ID(c.with), Kind: store.ReadWrite, Limit: 1}
+			a := store.Claim{ID: store.ID(c.own), With: store.ID(c.with), Kind: store.ReadWrite, Limit: 1}
 			if c.own[0] == 'R' {
 				a.Limit = store.Unlimited
 			}
@@ -95,10 +95,10 @@ func TestReadersAndWritersAreKeptOutByTheNodesBeforeThem(t *testing.T) {
 
 func TestSecondUpgradeInTheQueueIsADeadlock(t *testing.T) {
 	queue := children("R1 R2 W3^R1 W4^R2")
-	second := store.Ask{ID: "W4", With: "R2", Kind: store.ReadWrite, Limit: 1}
+	second := store.Claim{ID: "W4", With: "R2", Kind: store.ReadWrite, Limit: 1}
 	_, err := relockzk.Obstacle(queue, second, "0000000004")
 	require.ErrorIs(t, err, store.ErrDeadlock)
-	first := store.Ask{ID: "W3", With: "R1", Kind: store.ReadWrite, Limit: 1}
+	first := store.Claim{ID: "W3", With: "R1", Kind: store.ReadWrite, Limit: 1}
 	_, err = relockzk.Obstacle(queue, first, "0000000003")
 	require.NoError(t, err)
 	_, err = relockzk.Obstacle(children("R2 W3^R1 W4^R2"), second, "0000000004")

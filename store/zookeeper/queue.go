@@ -31,12 +31,12 @@ func (x *session) join(ctx context.Context, h *hold) (place, error) {
 		return place{}, err
 	}
 	p, err := x.arrive(ctx, h)
-	if h.ask.With == "" {
+	if h.claim.With == "" {
 		return p, err
 	}
 	for err == nil && p.index >= 0 && !x.isHeld(h) {
 		own := p.nodes[p.index]
-		with, ok := around(p.nodes, h.ask)
+		with, ok := around(p.nodes, h.claim)
 		switch {
 		case !ok && (own.inside || own.upgrade != ""): // the hold around this one is gone
 			if err = x.remove(ctx, p.path(h)); err == nil || errors.Is(err, zk.ErrNoNode) {
@@ -46,7 +46,7 @@ func (x *session) join(ctx context.Context, h *hold) (place, error) {
 		case own.upgrade != "" && p.behind < 0:
 			p, err = x.replace(ctx, h, p, node{number: with.number, kind: own.kind, inside: true})
 		case own.inside && !own.reads && p.behind >= 0:
-			p, err = x.replace(ctx, h, p, node{number: last, kind: own.kind, upgrade: uuidOf(h.ask.With)})
+			p, err = x.replace(ctx, h, p, node{number: last, kind: own.kind, upgrade: uuidOf(h.claim.With)})
 		default:
 			return p, nil
 		}
@@ -81,14 +81,14 @@ func (x *session) arrive(ctx context.Context, h *hold) (place, error) {
 
 // plan returns the node to make for a hold. A follower may not know the hold around it yet.
 func (x *session) plan(ctx context.Context, h *hold) (node, error) {
-	if h.ask.With == "" {
-		return wanted(nil, h.ask), nil
+	if h.claim.With == "" {
+		return wanted(nil, h.claim), nil
 	}
 	nodes, _, err := x.children(ctx, h.lock)
-	if err == nil && indexOf(nodes, h.ask.With) < 0 {
+	if err == nil && indexOf(nodes, h.claim.With) < 0 {
 		nodes, err = x.fresh(ctx, h.lock)
 	}
-	return wanted(nodes, h.ask), err
+	return wanted(nodes, h.claim), err
 }
 
 // locate returns the place of a hold. If another node of the hold keeps it out, made by a command
@@ -102,7 +102,7 @@ func (x *session) locate(ctx context.Context, h *hold) (place, error) {
 		}
 		useless, spent := p.index, !x.isHeld(h) && isSpent(p.nodes, p.index)
 		if !spent {
-			if useless = p.behind; useless < 0 || !p.nodes[useless].isOf(uuidOf(h.ask.ID)) {
+			if useless = p.behind; useless < 0 || !p.nodes[useless].isOf(uuidOf(h.claim.ID)) {
 				return p, nil
 			}
 		}
@@ -133,19 +133,19 @@ func (x *session) list(ctx context.Context, h *hold) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
-	nodes, err := ofKind(all, h.ask.Kind)
+	nodes, err := ofKind(all, h.claim.Kind)
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
 	p := place{nodes: nodes, behind: -1}
 	p.index = slices.IndexFunc(nodes, func(n node) bool { return h.lock+"/"+n.name == h.node })
 	if p.index < 0 && h.unsure {
-		p.index = indexOf(nodes, h.ask.ID)
+		p.index = indexOf(nodes, h.claim.ID)
 	}
 	if p.index < 0 || err != nil {
 		return p, err
 	}
 	h.node = p.path(h)
-	if isLast := p.index == len(nodes)-1; h.token == 0 && h.ask.Limit == 1 && isLast && (h.ask.Kind == store.Mutex || len(nodes) == 1) {
+	if isLast := p.index == len(nodes)-1; h.token == 0 && h.claim.Limit == 1 && isLast && (h.claim.Kind == store.Mutex || len(nodes) == 1) {
 		h.token = changed
 	}
 	own := nodes[p.index]
@@ -153,7 +153,7 @@ func (x *session) list(ctx context.Context, h *hold) (place, error) {
 		h.queued = own.number
 	}
 	if !h.held {
-		p.behind, err = obstacle(nodes, own, h.ask, cmp.Or(h.queued, last))
+		p.behind, err = obstacle(nodes, own, h.claim, cmp.Or(h.queued, last))
 	}
 	return p, err
 }
@@ -169,7 +169,7 @@ func (p place) path(h *hold) string {
 // target returns the path and the flags for the creation of a node of the hold. The server adds the
 // number, unless the node is inside another hold.
 func (h *hold) target(n node) (node string, flags int32) {
-	node = h.lock + "/" + n.newName(h.ask.ID)
+	node = h.lock + "/" + n.newName(h.claim.ID)
 	if n.inside {
 		return node + n.number, zk.FlagEphemeral
 	}
@@ -226,7 +226,7 @@ func (x *session) replace(ctx context.Context, h *hold, p place, n node) (place,
 // make runs a command that makes a node of the hold. If ctx ends first, the command goes on:
 // settled waits for its answer.
 func (x *session) make(ctx context.Context, h *hold, command func(data []byte) (string, error)) error {
-	n := note{ID: h.ask.ID, Count: 1, Kept: h.ask.Kept(h.ask.TTL).Milliseconds()}
+	n := note{ID: h.claim.ID, Count: 1, Kept: h.claim.Kept(h.claim.TTL).Milliseconds()}
 	answered := make(chan struct{})
 	x.store.mu.Lock()
 	h.note, h.creating = n, answered
@@ -316,22 +316,22 @@ func (x *session) lost(h *hold) {
 func (x *session) ready(h *hold) bool {
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
-	return (h.token != 0 || h.ask.Limit == store.Unlimited) && !x.oldLocked(h)
+	return (h.token != 0 || h.claim.Limit == store.Unlimited) && !x.oldLocked(h)
 }
 
 // oldLocked says whether a lease from the last proof on would be near its end.
-func (x *session) oldLocked(h *hold) bool { return time.Since(x.proven) > h.ask.TTL/3 }
+func (x *session) oldLocked(h *hold) bool { return time.Since(x.proven) > h.claim.TTL/3 }
 
 // affirm returns the place of a hold whose node is in, unless the node itself is gone. After an old
 // proof affirm makes a new one. The cost does not depend on the number of waiters. A writer draws
 // its token now, as an upgrade that came before it has a younger node; a reader draws it later.
 func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
 	x.store.mu.Lock()
-	old, token, isReader := x.oldLocked(h), h.token, h.ask.Limit == store.Unlimited
+	old, token, isReader := x.oldLocked(h), h.token, h.claim.Limit == store.Unlimited
 	x.store.mu.Unlock()
 	var err error
 	switch {
-	case token == 0 && h.ask.Kind == store.ReadWrite && !isReader:
+	case token == 0 && h.claim.Kind == store.ReadWrite && !isReader:
 		token, err = x.draw(ctx, h.lock, p.path(h))
 		old = true
 	case old:

@@ -35,14 +35,14 @@ func (x *session) renewal(r store.Renewal) (*renewal, error) {
 	if err != nil {
 		return nil, err
 	}
-	kept := h.ask.Kept(r.TTL)
+	kept := h.claim.Kept(r.TTL)
 	if err := x.fits(kept); err != nil {
 		return nil, err
 	}
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
 	n := &renewal{hold: h, node: h.node, ttl: r.TTL, begun: time.Now(), note: h.note}
-	n.note.ID, n.note.Count = h.ask.ID, r.Count
+	n.note.ID, n.note.Count = h.claim.ID, r.Count
 	if n.begun.Add(kept).After(h.endLocked()) {
 		n.note.Kept = kept.Milliseconds()
 	}
@@ -99,7 +99,7 @@ func (n *renewal) end(err error) {
 	}
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
-		s.drop(x, h.ask.ID)
+		s.drop(x, h.claim.ID)
 		err = store.ErrGone
 	case err == nil:
 		if n.lease, err = s.keep(h, n.begun, n.ttl); err != nil {

@@ -128,7 +128,7 @@ func (x *session) event(e zk.Event) {
 		s.group.Go(func() { s.watchers.Tell("") })
 	case e.Type == zk.EventNodeDeleted:
 		if h := s.heldAt(x, e.Path); h != nil {
-			s.group.Go(func() { s.watchers.Tell(h.ask.ID) })
+			s.group.Go(func() { s.watchers.Tell(h.claim.ID) })
 		}
 	case e.Type == zk.EventNodeDataChanged:
 		if h := s.heldAt(x, e.Path); h != nil {

@@ -112,7 +112,7 @@ func longest(timeout time.Duration) time.Duration { return timeout * 3 / 4 }
 
 // Check accepts mutexes and read-write locks whose names are paths. A leading slash makes no
 // difference. The first part of a path is not "zookeeper", as that belongs to the server.
-func (s *Store) Check(a store.Ask) (store.Ask, error) {
+func (s *Store) Check(a store.Claim) (store.Claim, error) {
 	name, err := clean(a.Name)
 	switch kept := a.Kept(a.TTL); {
 	case err != nil:
@@ -135,7 +135,7 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 }
 
 // path returns the path of a lock.
-func (s *Store) path(a store.Ask) string { return s.root + a.Name }
+func (s *Store) path(a store.Claim) string { return s.root + a.Name }
 
 // use returns the session, and counts a user of the session until leave.
 func (s *Store) use() *session {

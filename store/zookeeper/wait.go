@@ -14,12 +14,12 @@ import (
 
 // Try implements [store.Store]. Try makes a node only if the hold can enter. If another node comes
 // before that node in time, Try deletes its node.
-func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
+func (s *Store) Try(ctx context.Context, a store.Claim) (l store.Lease, err error) {
 	err = s.once(ctx, func(x *session) error { l, err = s.try(ctx, x, a); return err })
 	return l, err
 }
 
-func (s *Store) try(ctx context.Context, x *session, a store.Ask) (store.Lease, error) {
+func (s *Store) try(ctx context.Context, x *session, a store.Claim) (store.Lease, error) {
 	nodes, _, err := x.children(ctx, s.path(a))
 	var p place
 	if err == nil {
@@ -59,9 +59,9 @@ func (s *Store) try(ctx context.Context, x *session, a store.Ask) (store.Lease, 
 	return store.Lease{}, s.giveUp(ctx, h, err)
 }
 
-// chance returns the place that a new node for an ask would have. The node of an ask that has one
+// chance returns the place that a new node for a claim would have. The node of a claim that has one
 // already is not kept out.
-func chance(all []node, a store.Ask) (place, error) {
+func chance(all []node, a store.Claim) (place, error) {
 	nodes, err := ofKind(all, a.Kind)
 	p := place{nodes: nodes, index: indexOf(nodes, a.ID), behind: -1}
 	if err == nil && p.index < 0 {
@@ -74,7 +74,7 @@ var errDeleted = errors.New("another client has deleted the node")
 
 // busy returns the refusal of a lock with a holder, or the reason why the holder is not known. A
 // holder that is gone meanwhile is not named.
-func (x *session) busy(ctx context.Context, lock string, a store.Ask, p place) error {
+func (x *session) busy(ctx context.Context, lock string, a store.Claim, p place) error {
 	holder := p.holder(a)
 	r, err := x.get(ctx, lock+"/"+holder.name)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -86,8 +86,8 @@ func (x *session) busy(ctx context.Context, lock string, a store.Ask, p place) e
 	return x.refusal(holder, r.data)
 }
 
-// holder returns the node of a hold with the lock that keeps the ask out.
-func (p place) holder(a store.Ask) node {
+// holder returns the node of a hold with the lock that keeps the claim out.
+func (p place) holder(a store.Claim) node {
 	if _, inside := around(p.nodes, a); inside {
 		return p.nodes[p.behind]
 	}
@@ -104,9 +104,9 @@ func (x *session) refusal(holder node, data []byte) *store.Busy {
 // which the session surely had not ended.
 func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 	s.mu.Lock()
-	proven, watched := h.session.proven, len(s.watchers.Of(h.ask.ID)) > 0
+	proven, watched := h.session.proven, len(s.watchers.Of(h.claim.ID)) > 0
 	s.mu.Unlock()
-	l, err := s.keep(h, proven, h.ask.TTL)
+	l, err := s.keep(h, proven, h.claim.TTL)
 	if err != nil {
 		return l, store.Unavailable(err)
 	}
@@ -119,7 +119,7 @@ func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 
 // Wait implements [store.Store]. Wait makes a node at once, and waits for the end of the node that
 // keeps it out.
-func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
+func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
 	w := waiting{store: s, progress: progress}
 	call := attempts.Call{Report: a.Report, Command: "acquire"}
 	for in := false; !in && err == nil; {
@@ -185,7 +185,7 @@ func (w *waiting) look(ctx context.Context) (l store.Lease, in bool, err error) 
 			p, err = x.affirm(ctx, h, p)
 		}
 		if err == nil {
-			err = x.fits(h.ask.Kept(h.ask.TTL))
+			err = x.fits(h.claim.Kept(h.claim.TTL))
 		}
 		switch {
 		case err != nil:
@@ -206,14 +206,14 @@ func (w *waiting) look(ctx context.Context) (l store.Lease, in bool, err error) 
 // gone is zk.ErrNoNode.
 func (w *waiting) watch(ctx context.Context, p place) (changed <-chan zk.Event, err error) {
 	x, h := w.hold.session, w.hold
-	behind, holder := p.nodes[p.behind], p.holder(h.ask)
+	behind, holder := p.nodes[p.behind], p.holder(h.claim)
 	before, err := x.watch(ctx, h.lock+"/"+behind.name)
 	if err != nil {
 		return nil, err
 	}
 	busy := x.refusal(holder, before.data)
 	if holder != behind {
-		if err := x.busy(ctx, h.lock, h.ask, p); !errors.As(err, &busy) {
+		if err := x.busy(ctx, h.lock, h.claim, p); !errors.As(err, &busy) {
 			return nil, err
 		}
 	}
@@ -223,13 +223,13 @@ func (w *waiting) watch(ctx context.Context, p place) (changed <-chan zk.Event, 
 
 // sleep waits until the hold has to look again.
 func (w *waiting) sleep(ctx context.Context) error {
-	recheck := time.NewTimer(w.hold.ask.TTL)
+	recheck := time.NewTimer(w.hold.claim.TTL)
 	defer recheck.Stop()
 	w.woken = store.WakeRecheck
 	select {
 	case e := <-w.changed:
 		w.woken = store.WakeGrant
-		w.isNext = e.Type == zk.EventNodeDeleted && w.hold.ask.Kind == store.Mutex && w.place.index == 1
+		w.isNext = e.Type == zk.EventNodeDeleted && w.hold.claim.Kind == store.Mutex && w.place.index == 1
 	case <-recheck.C:
 	case <-w.hold.session.dead:
 	case <-ctx.Done():
@@ -254,7 +254,7 @@ func (p place) waiters() (n int) {
 // giveUpLimit bounds the time for which a call whose context is done takes back its node.
 const giveUpLimit = 500 * time.Millisecond
 
-// giveUp deletes the node of an ask that ends with err. giveUp returns err, marked with ErrUnsure
+// giveUp deletes the node of a claim that ends with err. giveUp returns err, marked with ErrUnsure
 // if a node may be left. Such a node goes at the end of the lease that was asked for.
 func (s *Store) giveUp(ctx context.Context, h *hold, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
@@ -264,15 +264,15 @@ func (s *Store) giveUp(ctx context.Context, h *hold, err error) error {
 	node, unsure := x.known(h)
 	switch unsure = unsure || open; {
 	case node == "" && !unsure:
-		s.drop(x, h.ask.ID)
+		s.drop(x, h.claim.ID)
 		return err
 	case !unsure:
 		if failed := x.remove(ctx, node); failed == nil || errors.Is(failed, zk.ErrNoNode) {
-			s.drop(x, h.ask.ID)
+			s.drop(x, h.claim.ID)
 			return err
 		}
 	default:
-		_ = x.forget(ctx, h.ask) // a command that creates a node may run later still
+		_ = x.forget(ctx, h.claim) // a command that creates a node may run later still
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -280,6 +280,6 @@ func (s *Store) giveUp(ctx context.Context, h *hold, err error) error {
 		return store.Unsure(err)
 	}
 	h.unsure = true
-	s.deleteAtLocked(h, time.Now().Add(h.ask.Kept(h.ask.TTL)))
+	s.deleteAtLocked(h, time.Now().Add(h.claim.Kept(h.claim.TTL)))
 	return store.Unsure(err)
 }

@@ -217,7 +217,7 @@ type givenUp struct {
 	gone func()
 }
 
-func (s givenUp) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (s givenUp) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	lease, err := s.Store.Try(ctx, a)
 	s.gone()
 	return lease, err

@@ -126,7 +126,7 @@ func TestACircleOfWaitsIsRed(t *testing.T) {
 	// The calls of a real circle give up within seconds: their waits are shown as they show them.
 	graph := orders.Internal().Store.(store.WaitGraph)
 	owner := func(l *relock.Lock) store.ID {
-		s, err := graph.Look(t.Context(), l.Internal().Ask)
+		s, err := graph.Look(t.Context(), l.Internal().Claim)
 		require.NoError(t, err)
 		return s.Owner
 	}

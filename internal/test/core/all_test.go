@@ -359,7 +359,7 @@ func (s *lateReleases) Release(ctx context.Context, l store.Lease) error {
 // locks. The call gives the others back, and Close must not return before that.
 func TestCloseWaitsForLocksThatAreGivenBack(t *testing.T) {
 	memory := mem.New()
-	last, err := memory.Try(t.Context(), store.Ask{Name: "n999", ID: "other:1:1", TTL: time.Hour, Limit: 1})
+	last, err := memory.Try(t.Context(), store.Claim{Name: "n999", ID: "other:1:1", TTL: time.Hour, Limit: 1})
 	require.NoError(t, err)
 	names := []string{"n999"}
 	for i := range 300 {

@@ -112,7 +112,7 @@ func TestWantedIsNilWhereNobodyCanAsk(t *testing.T) {
 	})
 }
 
-// A borrower leaves when the lender does: an ask reaches the lender, and nobody when it has left.
+// A borrower leaves when the lender does: a claim reaches the lender, and nobody when it has left.
 func TestALenderHearsAnAskAndItsBorrowersHearTheRecall(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		lender, borrower, asker := w.NewClient().NewLock("a"), w.NewClient().NewLock("a"), w.NewClient().NewLock("a")

@@ -99,7 +99,7 @@ func TestCleanupStopsAMinuteAfterTheLease(t *testing.T) {
 	})
 }
 
-func TestCleanupOfManyAsksTakesFewRoundTrips(t *testing.T) {
+func TestCleanupOfManyClaimsTakesFewRoundTrips(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const n = 1000
 		m := w.NewClient()
@@ -170,18 +170,18 @@ type forgetful struct {
 	ids map[store.ID]bool
 }
 
-func (s *forgetful) Forget(ctx context.Context, asks []store.Ask) []error {
+func (s *forgetful) Forget(ctx context.Context, claims []store.Claim) []error {
 	s.mu.Lock()
-	for _, a := range asks {
+	for _, a := range claims {
 		s.ids[a.ID] = true
 	}
 	s.mu.Unlock()
-	return s.Store.Forget(ctx, asks)
+	return s.Store.Forget(ctx, claims)
 }
 
 // Wait has every wait that gives up ask for cleanup, as Redis does of a wait with a place in its
 // queue.
-func (s *forgetful) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *forgetful) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	l, err := s.Store.Wait(ctx, a, progress)
 	return l, store.Unsure(err)
 }
@@ -216,22 +216,22 @@ type deaf struct {
 	tries int
 }
 
-func (s *deaf) Try(context.Context, store.Ask) (store.Lease, error) {
+func (s *deaf) Try(context.Context, store.Claim) (store.Lease, error) {
 	return store.Lease{}, store.Unsure(store.Unavailable(stage.ErrBroken))
 }
 
-func (s *deaf) Forget(_ context.Context, asks []store.Ask) []error {
+func (s *deaf) Forget(_ context.Context, claims []store.Claim) []error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tries += len(asks)
-	for _, a := range asks {
+	s.tries += len(claims)
+	for _, a := range claims {
 		s.ids[a.ID] = true
 	}
-	return slices.Repeat([]error{store.Unavailable(stage.ErrBroken)}, len(asks))
+	return slices.Repeat([]error{store.Unavailable(stage.ErrBroken)}, len(claims))
 }
 
 // giveUp makes calls that give up at a deaf store, lets time pass, and returns how often
-// an ask was to be forgotten.
+// a claim was to be forgotten.
 func giveUp(t *testing.T, w *stage.World, calls int, then time.Duration) (s *deaf, log *stage.Logbook, tries int) {
 	t.Helper()
 	s, log = &deaf{Store: w.Store, ids: map[store.ID]bool{}}, new(stage.Logbook)
@@ -248,7 +248,7 @@ func giveUp(t *testing.T, w *stage.World, calls int, then time.Duration) (s *dea
 	return s, log, tries
 }
 
-func TestCleanupKeepsABoundedNumberOfAsksOfASilentStore(t *testing.T) {
+func TestCleanupKeepsABoundedNumberOfClaimsOfASilentStore(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		s, log, _ := giveUp(t, w, 1<<16+1000, time.Nanosecond)
 		require.LessOrEqual(t, len(s.ids), 1<<16+256) // a batch is in flight
@@ -256,12 +256,12 @@ func TestCleanupKeepsABoundedNumberOfAsksOfASilentStore(t *testing.T) {
 	})
 }
 
-func TestCleanupOfManyAsksTriesASilentStoreSeldom(t *testing.T) {
+func TestCleanupOfManyClaimsTriesASilentStoreSeldom(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const calls = 10_240
 		s, _, tries := giveUp(t, w, calls, 10*time.Minute)
 		require.Equal(t, calls, len(s.ids)) // without thousands of IDs in the message
-		require.LessOrEqual(t, tries, 45*calls, "each ask once in 20 s, and not in 2 s")
+		require.LessOrEqual(t, tries, 45*calls, "each claim once in 20 s, and not in 2 s")
 		require.GreaterOrEqual(t, tries, 30*calls)
 	})
 }

@@ -187,11 +187,11 @@ type takenBack struct {
 	see func(name string)
 }
 
-func (s *takenBack) Forget(ctx context.Context, asks []store.Ask) []error {
-	for _, a := range asks {
+func (s *takenBack) Forget(ctx context.Context, claims []store.Claim) []error {
+	for _, a := range claims {
 		s.see(a.Name)
 	}
-	return s.Link.Forget(ctx, asks)
+	return s.Link.Forget(ctx, claims)
 }
 
 func TestWithReleaseOnCloseManyLocksAreFreedInFewRoundTrips(t *testing.T) {

@@ -55,11 +55,11 @@ func TestARefusalByAHoldOfTheSameClientSaysSo(t *testing.T) {
 		c := w.NewClient()
 		l := c.NewLock("a")
 		section := w.Enter(t.Context(), l)
-		for name, ask := range map[string]func() (context.Context, error){
+		for name, claim := range map[string]func() (context.Context, error){
 			"without a wait": func() (context.Context, error) { return l.TryLock(t.Context()) },
 			"with a wait":    func() (context.Context, error) { return l.TryLockFor(t.Context(), time.Second) },
 		} {
-			_, err := ask()
+			_, err := claim()
 			var refusal *relock.LockedError
 			require.ErrorAs(t, err, &refusal, name)
 			require.True(t, refusal.Local, name)
@@ -236,7 +236,7 @@ func TestAForeignHolderForgesNoLineOfALog(t *testing.T) {
 		for name, id := range map[string]store.ID{
 			"a": "evil\nlevel=ERROR msg=\"admin logged in\"", "b": "evil\x1b[31m:1:1", "c": "evil\xff:1:1",
 		} {
-			_, err := w.Store.Try(t.Context(), store.Ask{Name: name, ID: id, TTL: time.Hour, Limit: 1})
+			_, err := w.Store.Try(t.Context(), store.Claim{Name: name, ID: id, TTL: time.Hour, Limit: 1})
 			require.NoError(t, err)
 			l := w.NewClient().NewLock(name)
 			_, refusal := l.TryLock(t.Context())

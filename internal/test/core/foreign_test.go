@@ -270,8 +270,8 @@ func (s *terse) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	return s.some(s.Link.Renew(ctx, renewals))
 }
 
-func (s *terse) Forget(ctx context.Context, asks []store.Ask) []error {
-	return s.some(s.Link.Forget(ctx, asks))
+func (s *terse) Forget(ctx context.Context, claims []store.Claim) []error {
+	return s.some(s.Link.Forget(ctx, claims))
 }
 
 func (s *terse) some(errs []error) []error {
@@ -363,7 +363,7 @@ func (h *hostile) listening(method string, listen func() (stop func())) (stop fu
 	return func() { end(); h.at("stop " + method) }
 }
 
-func (h *hostile) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (h *hostile) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	l, err := h.Link.Try(ctx, a)
 	if err == nil && a.Name == "unsure" {
 		err = store.Unsure(store.ErrUnavailable)
@@ -371,7 +371,7 @@ func (h *hostile) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	return l, err
 }
 
-func (h *hostile) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+func (h *hostile) List(ctx context.Context, a store.Claim) (map[string]store.Kind, error) {
 	h.at("List")
 	return h.Store.List(ctx, a)
 }

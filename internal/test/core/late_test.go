@@ -246,7 +246,7 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 				case stage.CmdForget:
 					m.Link.Once(stage.Mute, stage.CmdRelease)
 				}
-				_ = w.Store.Break(t.Context(), store.Ask{Name: "a", ID: store.ID(w.Owner("a"))})
+				_ = w.Store.Break(t.Context(), store.Claim{Name: "a", ID: store.ID(w.Owner("a"))})
 				stage.Pass(5 * time.Second)
 				_ = l.Unlock(outer)
 				next := w.Enter(t.Context(), w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a"))

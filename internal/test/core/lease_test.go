@@ -20,7 +20,7 @@ import (
 // say when the store gave the lock.
 type staleGrants struct{ *stage.Link }
 
-func (s staleGrants) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s staleGrants) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	begun := time.Now()
 	l, err := s.Link.Wait(ctx, a, progress)
 	l.Sent = begun

@@ -25,7 +25,7 @@ type racing struct {
 
 func (*racing) Races() bool { return true }
 
-func (s *racing) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *racing) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	s.mu.Lock()
 	s.waiting++
 	s.most = max(s.most, s.waiting)

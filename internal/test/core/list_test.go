@@ -69,11 +69,11 @@ type lister struct {
 	looks atomic.Int64
 }
 
-func (l *lister) List(context.Context, store.Ask) (map[string]store.Kind, error) {
+func (l *lister) List(context.Context, store.Claim) (map[string]store.Kind, error) {
 	return l.found, l.err
 }
 
-func (l *lister) Look(ctx context.Context, a store.Ask) (store.State, error) {
+func (l *lister) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	l.looks.Add(1)
 	return l.Store.Look(ctx, a)
 }

@@ -113,7 +113,7 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 		"another hold has the lock": func(t *testing.T, w *stage.World, _ *relock.Lock) {
 			t.Helper()
 			w.Store.Lose("a")
-			_, err := w.Store.Try(t.Context(), store.Ask{Name: "a", ID: "other:1:1", TTL: time.Hour, Limit: 1})
+			_, err := w.Store.Try(t.Context(), store.Claim{Name: "a", ID: "other:1:1", TTL: time.Hour, Limit: 1})
 			require.NoError(t, err)
 		},
 	}
@@ -525,7 +525,7 @@ func (s *slow) Token(ctx context.Context, l store.Lease) (int64, error) {
 	return s.Store.Token(ctx, l)
 }
 
-func (s *slow) Break(ctx context.Context, a store.Ask) error {
+func (s *slow) Break(ctx context.Context, a store.Claim) error {
 	s.cancel()
 	stage.Settle()
 	return s.Store.Break(ctx, a)

@@ -473,7 +473,7 @@ func TestAHoldWhoseLeaseIsGoneAsItIsPassedOnLeavesTheTable(t *testing.T) {
 type unsure struct{ *stage.Link }
 
 // Wait implements store.Store.
-func (s *unsure) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *unsure) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	l, err := s.Link.Wait(ctx, a, progress)
 	l.Unsure = true
 	return l, err

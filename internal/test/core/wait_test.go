@@ -302,10 +302,10 @@ func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 // answering is a store whose Wait answers as the test wants.
 type answering struct {
 	*mem.Store
-	wait func(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error)
+	wait func(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error)
 }
 
-func (s *answering) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *answering) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return s.wait(ctx, a, progress)
 }
 
@@ -315,7 +315,7 @@ func TestAnErrorOfTheStoreEndsAWaitAndIsNoRefusal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				s := &answering{Store: w.Store}
-				s.wait = func(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+				s.wait = func(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 					progress(store.Progress{Busy: &store.Busy{Owner: "x:1:1", TTL: time.Second}, Queued: true})
 					if unsure {
 						_, err := w.Store.Wait(ctx, a, progress)

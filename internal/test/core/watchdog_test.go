@@ -417,7 +417,7 @@ func late(d time.Duration) stage.Action {
 // hold may have had the lock by then.
 func TestAnAnswerBehindTheDeadlineDoesNotReviveAHold(t *testing.T) {
 	const ttl = 10 * time.Second
-	for name, ask := range map[string]struct {
+	for name, claim := range map[string]struct {
 		lease func(time.Duration) relock.Option
 		call  func(l *relock.Lock, inner context.Context) error
 	}{
@@ -434,7 +434,7 @@ func TestAnAnswerBehindTheDeadlineDoesNotReviveAHold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				link := stage.NewLink(w.Store)
-				c, err := relock.Open(heldUp{link, 2 * ttl}, ask.lease(ttl))
+				c, err := relock.Open(heldUp{link, 2 * ttl}, claim.lease(ttl))
 				require.NoError(t, err)
 				defer c.Close()
 				l := c.NewLock("a")
@@ -446,7 +446,7 @@ func TestAnAnswerBehindTheDeadlineDoesNotReviveAHold(t *testing.T) {
 				require.NoError(t, outer.Err())
 				link.Once(late(2*time.Second), stage.CmdEnter)
 				answer := make(chan error, 1)
-				go func() { answer <- ask.call(l, inner) }()
+				go func() { answer <- claim.call(l, inner) }()
 				stage.Pass(time.Second)
 				require.False(t, l.Held(outside), "the deadline has passed")
 				stage.Pass(2 * time.Second)
@@ -472,7 +472,7 @@ type replicated struct {
 	rounds atomic.Int32 // renewals of leases that need no confirmation, beside others that do
 }
 
-func (r *replicated) Check(a store.Ask) (store.Ask, error) {
+func (r *replicated) Check(a store.Claim) (store.Claim, error) {
 	acks := a.Acks
 	a.Acks = store.Acks{}
 	a, err := r.Store.Check(a)

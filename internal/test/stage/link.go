@@ -90,7 +90,7 @@ func (k *Link) note(v Command) *Fault {
 }
 
 // Try implements store.Store.
-func (k *Link) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
+func (k *Link) Try(ctx context.Context, a store.Claim) (l store.Lease, err error) {
 	sent := time.Now()
 	err = k.through(ctx, CmdTry, func() (err error) { l, err = k.Store.Try(ctx, a); return err })
 	if l.Sent.After(sent) {
@@ -100,9 +100,9 @@ func (k *Link) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) 
 }
 
 // TryAll implements store.Several.
-func (k *Link) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lease, err error) {
+func (k *Link) TryAll(ctx context.Context, claims []store.Claim) (leases []store.Lease, err error) {
 	sent := time.Now()
-	err = k.through(ctx, CmdTryAll, func() (err error) { leases, err = k.Store.TryAll(ctx, asks); return err })
+	err = k.through(ctx, CmdTryAll, func() (err error) { leases, err = k.Store.TryAll(ctx, claims); return err })
 	for i := range leases {
 		if leases[i].Sent.After(sent) {
 			leases[i].Sent = sent
@@ -118,7 +118,7 @@ func (k *Link) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
 
 // Wait implements store.Store. A silent link delivers a grant when the fault ends. A wait that ends
 // while the link is silent takes nothing back.
-func (k *Link) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
+func (k *Link) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
 	err = k.through(ctx, CmdWait, func() (err error) { l, err = k.wait(ctx, a, progress); return err })
 	return l, err
 }
@@ -127,7 +127,7 @@ func (k *Link) Wait(ctx context.Context, a store.Ask, progress func(store.Progre
 // the caller gives up: a silent link leaves the store to its wait until the fault ends, and wait
 // returns at once; otherwise wait returns the store's own end. So the store waits in a goroutine,
 // under a context of its own.
-func (k *Link) wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (k *Link) wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	type answer struct {
 		lease store.Lease
 		err   error
@@ -147,7 +147,7 @@ func (k *Link) wait(ctx context.Context, a store.Ask, progress func(store.Progre
 	take := func() (store.Lease, error) {
 		cancel()
 		<-answers
-		k.Store.Forget(context.Background(), []store.Ask{a}) // its place
+		k.Store.Forget(context.Background(), []store.Claim{a}) // its place
 		return p.lease, nil
 	}
 	for {
@@ -180,7 +180,7 @@ func (k *Link) wait(ctx context.Context, a store.Ask, progress func(store.Progre
 			}
 			if over := k.silent(CmdWait); over != nil {
 				go func() { <-over; cancel() }()
-				return store.Lease{Ask: a}, store.Unsure(store.Unavailable(ctx.Err()))
+				return store.Lease{Claim: a}, store.Unsure(store.Unavailable(ctx.Err()))
 			}
 			cancel()
 			got := <-answers
@@ -213,8 +213,8 @@ func (k *Link) Renew(ctx context.Context, renewals []store.Renewal) (errs []erro
 }
 
 // Forget implements store.Store.
-func (k *Link) Forget(ctx context.Context, asks []store.Ask) []error {
-	return k.each(ctx, CmdForget, len(asks), func() []error { return k.Store.Forget(ctx, asks) })
+func (k *Link) Forget(ctx context.Context, claims []store.Claim) []error {
+	return k.each(ctx, CmdForget, len(claims), func() []error { return k.Store.Forget(ctx, claims) })
 }
 
 // each sends one command about n locks.
@@ -234,18 +234,18 @@ func (k *Link) Token(ctx context.Context, l store.Lease) (n int64, err error) {
 }
 
 // Look implements store.Store.
-func (k *Link) Look(ctx context.Context, a store.Ask) (s store.State, err error) {
+func (k *Link) Look(ctx context.Context, a store.Claim) (s store.State, err error) {
 	err = k.through(ctx, CmdLook, func() (err error) { s, err = k.Store.Look(ctx, a); return err })
 	return s, err
 }
 
 // Break implements store.Store.
-func (k *Link) Break(ctx context.Context, a store.Ask) error {
+func (k *Link) Break(ctx context.Context, a store.Claim) error {
 	return k.through(ctx, CmdBreak, func() error { return k.Store.Break(ctx, a) })
 }
 
 // Borrow implements store.Lending.
-func (k *Link) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l store.Lease, err error) {
+func (k *Link) Borrow(ctx context.Context, a store.Claim, t store.Ticket) (l store.Lease, err error) {
 	err = k.through(ctx, CmdBorrow, func() (err error) { l, err = k.Store.Borrow(ctx, a, t); return err })
 	return l, err
 }
@@ -257,7 +257,7 @@ func (k *Link) Follow(ctx context.Context, l store.Lease) (left time.Duration, e
 }
 
 // Accept implements store.Lending.
-func (k *Link) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
+func (k *Link) Accept(ctx context.Context, a store.Claim, old store.ID, t store.Ticket, unaware bool) (
 	l store.Lease, wait time.Duration, err error,
 ) {
 	err = k.through(ctx, CmdAccept, func() (err error) { l, wait, err = k.Store.Accept(ctx, a, old, t, unaware); return err })
@@ -265,7 +265,7 @@ func (k *Link) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ti
 }
 
 // Want implements store.Asking.
-func (k *Link) Want(ctx context.Context, a store.Ask) error {
+func (k *Link) Want(ctx context.Context, a store.Claim) error {
 	return k.through(ctx, CmdWant, func() error { return k.Store.Want(ctx, a) })
 }
 
@@ -279,7 +279,7 @@ func (k *Link) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
 }
 
 // Announce implements store.Announcing.
-func (k *Link) Announce(ctx context.Context, a store.Ask) error {
+func (k *Link) Announce(ctx context.Context, a store.Claim) error {
 	return k.through(ctx, CmdAnnounce, func() error { return k.Store.Announce(ctx, a) })
 }
 

@@ -8,7 +8,7 @@ import (
 
 // sleeper is a wait that may be passed a lease.
 type sleeper struct {
-	ask   store.Ask
+	claim store.Claim
 	wake  chan struct{} // closed with the pass
 	lease store.Lease   // that was passed
 	over  bool
@@ -23,22 +23,22 @@ func (k *Link) Pass(l store.Lease) bool {
 		return false
 	}
 	p := k.asleep[0]
-	if p.ask.Name != l.Name || p.ask.TTL+p.ask.Delay != l.TTL+l.Delay || p.ask.Delay != l.Delay || p.ask.Acks != l.Acks {
+	if p.claim.Name != l.Name || p.claim.TTL+p.claim.Delay != l.TTL+l.Delay || p.claim.Delay != l.Delay || p.claim.Acks != l.Acks {
 		return false
 	}
 	k.asleep = k.asleep[1:]
 	p.over, p.lease = true, l
-	p.lease.Report, p.lease.Woken = p.ask.Report, store.WakePass
+	p.lease.Report, p.lease.Woken = p.claim.Report, store.WakePass
 	close(p.wake)
 	return true
 }
 
 // sleep notes that a wait has a place.
-func (k *Link) sleep(p *sleeper, a store.Ask, queued bool) {
+func (k *Link) sleep(p *sleeper, a store.Claim, queued bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.Passes && queued && a.Kind == store.Mutex && !slices.Contains(k.asleep, p) {
-		p.ask = a
+		p.claim = a
 		k.asleep = append(k.asleep, p)
 	}
 }

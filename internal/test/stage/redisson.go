@@ -102,9 +102,9 @@ func (w *Arena) Answers(p *Peer) func() int {
 }
 
 // AwaitAsks waits until acquire was called n times.
-func (w *Arena) AwaitAsks(asks func() int, n int) {
+func (w *Arena) AwaitAsks(claims func() int, n int) {
 	w.T.Helper()
-	redistest.Eventually(w.T, w.Limit, func() bool { return asks() >= n }, "%d calls of acquire", n)
+	redistest.Eventually(w.T, w.Limit, func() bool { return claims() >= n }, "%d calls of acquire", n)
 }
 
 // RedissonACL is all that a Redis user needs, beside the names of its locks and

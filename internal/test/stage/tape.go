@@ -85,7 +85,7 @@ func unanswered(ctx context.Context) error {
 }
 
 // take sends a command that asks for the lock.
-func (p *Tape) take(ctx context.Context, v Command, a store.Ask, run func() (store.Lease, error)) (store.Lease, error) {
+func (p *Tape) take(ctx context.Context, v Command, a store.Claim, run func() (store.Lease, error)) (store.Lease, error) {
 	late := p.keeps(v, func() { _, _ = p.Store.Try(context.Background(), a) })
 	if late {
 		if err := unanswered(ctx); err != nil {
@@ -101,12 +101,12 @@ func (p *Tape) take(ctx context.Context, v Command, a store.Ask, run func() (sto
 }
 
 // Try implements store.Store.
-func (p *Tape) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+func (p *Tape) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	return p.take(ctx, CmdTry, a, func() (store.Lease, error) { return p.Link.Try(ctx, a) })
 }
 
 // Wait implements store.Store.
-func (p *Tape) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (p *Tape) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
 	return p.take(ctx, CmdWait, a, func() (store.Lease, error) { return p.Link.Wait(ctx, a, progress) })
 }
 
@@ -141,10 +141,10 @@ func (p *Tape) Renew(ctx context.Context, renewals []store.Renewal) []error {
 }
 
 // Forget implements store.Store.
-func (p *Tape) Forget(ctx context.Context, asks []store.Ask) []error {
-	if p.keeps(CmdForget, func() { p.Store.Forget(context.Background(), asks) }) {
+func (p *Tape) Forget(ctx context.Context, claims []store.Claim) []error {
+	if p.keeps(CmdForget, func() { p.Store.Forget(context.Background(), claims) }) {
 		<-ctx.Done()
-		return slices.Repeat([]error{store.Unsure(ctx.Err())}, len(asks))
+		return slices.Repeat([]error{store.Unsure(ctx.Err())}, len(claims))
 	}
-	return p.Link.Forget(ctx, asks)
+	return p.Link.Forget(ctx, claims)
 }

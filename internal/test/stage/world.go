@@ -47,7 +47,7 @@ func Fake(t *testing.T, test func(t *testing.T, w *World)) {
 		t.Cleanup(func() { require.Zero(t, Goroutines("go-relock/relock.(*"), "goroutines of the library") })
 		w := &World{Store: mem.New()}
 		look := func(name string) (store.State, error) {
-			return w.Store.Look(context.Background(), store.Ask{Name: name})
+			return w.Store.Look(context.Background(), store.Claim{Name: name})
 		}
 		w.Stage = Stage{T: t, clock: fakeClock{}, look: look, Limit: patience}
 		test(t, w)
