@@ -31,7 +31,7 @@ import (
 
 // soon bounds what takes a moment: to start a program, to ask a server. It leaves room for a busy
 // machine.
-const soon = 20 * time.Second
+const soon = time.Minute
 
 var (
 	buildFlags []string // race_test.go adds to them
