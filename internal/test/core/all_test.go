@@ -121,19 +121,6 @@ func TestLocksWaitInOneQueueAfterTheOther(t *testing.T) {
 	})
 }
 
-func TestTryLockOfLocksDoesNotOvertakeWaiters(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		b := w.NewClient().NewLock("b")
-		section := w.Enter(t.Context(), b)
-		waiter := w.Start(t.Context(), w.NewClient().NewLock("b"))
-		l := w.NewClient().NewLocks([]string{"a", "b"})
-		waiting := w.Begin(t.Context(), l.Lock)
-		w.Leave(section, b)
-		waiter.Leave()
-		require.NoError(t, l.Unlock(waiting.Section()))
-	})
-}
-
 func TestAContextOfASectionOfLocksIsInsideOfThem(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()

@@ -3,14 +3,12 @@ package core_test
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 )
@@ -91,19 +89,8 @@ func TestBothOfTwoClosesWait(t *testing.T) {
 	})
 }
 
+// Package locktest asks this of a store that answers.
 func TestUnlockWorksAfterClose(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		l := m.NewLock("a")
-		outer := w.Enter(t.Context(), l)
-		inner := w.Enter(outer, l)
-		require.NoError(t, m.Close())
-		w.Leave(inner, l)
-		w.RequireCount("a", 1)
-		w.Leave(outer, l)
-		w.RequireFree("a")
-		require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
-	})
 	t.Run("of which the answer is lost", func(t *testing.T) {
 		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			m := w.NewClient()
@@ -139,45 +126,6 @@ func TestTokenOfASectionWhoseClientIsClosedIsErrClosed(t *testing.T) {
 			_, err := m.NewLock("a").Token(ctx)
 			require.ErrorIs(t, err, relock.ErrClosed)
 		}
-	})
-}
-
-func TestASectionThatIsNotUnlockedIsFreeAfterItsTTL(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const ttl = 10 * time.Second
-		m := w.NewClient(relock.WithTTL(ttl))
-		section := w.Enter(t.Context(), m.NewLock("a"))
-		stage.Pass(10 * ttl)
-		require.NoError(t, m.Close())
-		stage.Pass(w.Lease("a") - 1)
-		require.False(t, w.Free("a"))
-		stage.Pass(1)
-		require.True(t, w.Free("a"))
-		require.Zero(t, m.NewLock("a").Remaining(section))
-	})
-}
-
-func TestWithReleaseOnCloseTheLockIsFreeWhenItsSectionsHaveEnded(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		var r stage.Recorder
-		m := w.NewClient(relock.WithReleaseOnClose(), relock.WithHooks(r.Hooks()))
-		l := m.NewLock("a", relock.WithFixedLease(time.Hour))
-		outer := w.Enter(t.Context(), l)
-		inner := w.Enter(outer, l)
-		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
-		end := w.Begin(t.Context(), closing(m))
-		require.NoError(t, end.Failure())
-		require.Zero(t, end.Took())
-		waiting.Section()
-		require.Zero(t, waiting.Ended.Sub(end.Ended))
-		for _, section := range []context.Context{inner, outer} {
-			require.ErrorIs(t, l.Unlock(section), relock.ErrClosed)
-			require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
-			require.False(t, l.Held(section))
-		}
-		require.Len(t, stage.EventsOf[event.Closed](&r), 1)
-		require.Empty(t, stage.EventsOf[event.Lost](&r))
-		require.Empty(t, stage.EventsOf[event.Released](&r))
 	})
 }
 
@@ -277,28 +225,6 @@ func TestCloseGoesOnForAsLongAsTheStoreConfirms(t *testing.T) {
 		for i := range n {
 			require.True(t, w.Free(fmt.Sprint(i)), "%d", i)
 		}
-	})
-}
-
-func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		owner := w.NewClient().NewLock("a")
-		section := w.Enter(t.Context(), owner)
-		m := w.NewClient()
-		var all sync.WaitGroup
-		for range 3000 {
-			all.Go(func() {
-				_, err := m.NewLock("a").Lock(t.Context())
-				require.ErrorIs(t, err, relock.ErrClosed)
-			})
-		}
-		stage.Settle()
-		require.Equal(t, 3000, w.Waiters("a"))
-		require.NoError(t, m.Close())
-		all.Wait()
-		require.Zero(t, w.Waiters("a"))
-		w.Leave(section, owner)
-		w.RequireFree("a")
 	})
 }
 

@@ -405,21 +405,6 @@ func TestErrorsMatchTheirKindAndTheirCauseAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestARefusalSaysThatTheStoreCouldNotBeReachedAtTheEnd(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		holding := w.NewClient().NewLock("a")
-		section := w.Enter(t.Context(), holding)
-		m := w.NewClient()
-		waiting := w.Begin(t.Context(), stage.TryFor(m.NewLock("a"), time.Minute))
-		silent := m.Link.Cut()
-		w.Leave(section, holding)
-		err := waiting.Failure()
-		require.ErrorIs(t, err, relock.ErrLocked)
-		require.ErrorIs(t, err, relock.ErrUnavailable)
-		silent.End()
-	})
-}
-
 // endingContext is cancelled when somebody asks for its error from a moment on.
 type endingContext struct {
 	context.Context

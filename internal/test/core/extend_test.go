@@ -252,17 +252,6 @@ func TestExtendWithoutAnAnswerEndsWithItsContextOrTheLease(t *testing.T) {
 	})
 }
 
-func TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		l := w.NewClient().NewLock("a")
-		section := w.Enter(t.Context(), l)
-		require.EqualError(t, l.Extend(section, time.Hour),
-			`relock: invalid: Extend of "a": it is for a lock that was taken WithFixedLease; the watchdog renews this one (TTL 30s)`)
-		require.Equal(t, relock.DefaultTTL, w.Lease("a"))
-		w.Leave(section, l)
-	})
-}
-
 func TestAFixedLeaseThatIsGoneIsFoundOutByTheCorrectionOfACount(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithFixedLease(time.Hour))

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,24 +20,6 @@ import (
 
 // hooks_calls_test.go asks how hooks are called, and internal/test/redis tests the events that only
 // a Redis server causes.
-
-func TestHooksAreCalledInOrder(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		var r stage.Recorder
-		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
-		outer := w.Enter(t.Context(), l)
-		inner := w.Enter(outer, l)
-		w.Leave(inner, l)
-		stage.Pass(relock.DefaultTTL / 3)
-		w.Leave(outer, l)
-		require.Equal(t, []string{
-			"AcquireStarted", "AcquireFinished", // the outer one
-			"AcquireStarted", "AcquireFinished", // the inner one
-			"Renewed",
-			"Released",
-		}, r.Kinds())
-	})
-}
 
 // traceKey is the key of a value that the contexts of events carry.
 type traceKey struct{}
@@ -256,15 +236,6 @@ func TestTheQueuedEventSaysWhoHasTheLockAndHowManyAreBefore(t *testing.T) {
 	})
 }
 
-func TestTheOwnerOfAHolderIsTheNameOfItsClient(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		named := w.NewClient(relock.WithOwner("orders@pod-7.eu_1")).NewLock("a")
-		require.Equal(t, "orders@pod-7.eu_1", stage.HolderOf(t, w.Enter(t.Context(), named)).Owner())
-		require.Empty(t, stage.HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("b"))).Owner())
-		require.Empty(t, relock.Holder("").Owner())
-	})
-}
-
 func TestTheReleasedEventTellsOfTheWholeHold(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var r stage.Recorder
@@ -311,24 +282,6 @@ func TestTheLostEventTellsOfTheWholeHold(t *testing.T) {
 		require.Equal(t, []event.Lost{{Mode: event.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: time.Minute, Reason: event.LossExpired, Held: held, MaxDepth: 2,
 		}}, stage.EventsOf[event.Lost](&r))
-	})
-}
-
-func TestTheLeakedEventSaysWhoseTheLostContextWas(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		var r stage.Recorder
-		var log stage.Logbook
-		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
-		stage.DropSection(t, t.Context(), m.NewLock("a"))
-		holder := stage.EventsOf[event.AcquireFinished](&r)[0].Holder
-		stage.UntilLogged(t, &log, "lock leaked")
-		leaks := stage.EventsOf[event.Leaked](&r)
-		require.Len(t, leaks, 1)
-		require.Positive(t, leaks[0].Held)
-		require.Equal(t, event.Leaked{Mode: event.ModeExclusive, Name: "a", Holder: holder, Held: leaks[0].Held}, leaks[0])
-		stage.Pass(relock.DefaultTTL)
-		require.Equal(t, event.LossLeaked, stage.EventsOf[event.Lost](&r)[0].Reason)
-		w.RequireFree("a")
 	})
 }
 
@@ -455,44 +408,6 @@ func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestEveryHoldHasOneEndWheneverItsClientIsClosed(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		kinds := make(map[string]int)
-		for range 50 {
-			var r stage.Recorder
-			m := w.NewClient(relock.WithHooks(r.Hooks()))
-			m.Link.On(stage.Delay(time.Millisecond, 2*time.Millisecond))
-			l := m.NewLock("a")
-			var working sync.WaitGroup
-			for range 4 {
-				working.Go(func() {
-					for t.Context().Err() == nil {
-						err := l.Do(t.Context(), func(ctx context.Context) error {
-							select {
-							case <-ctx.Done():
-							case <-time.After(time.Millisecond):
-							}
-							return nil
-						})
-						if errors.Is(err, relock.ErrClosed) {
-							return
-						}
-					}
-				})
-			}
-			stage.Pass(100*time.Millisecond + rand.N(20*time.Millisecond))
-			require.NoError(t, m.Close())
-			working.Wait()
-			for holder, ends := range endsOf(&r, "a") {
-				require.Len(t, ends, 1, "holder %s", holder)
-				kinds[ends[0]]++
-			}
-		}
-		require.Positive(t, kinds["Released"])
-		require.Positive(t, kinds["Closed"])
-	})
 }
 
 func TestAHoldWhoseLastExitMeetsItsDeadlineHasOneEnd(t *testing.T) {

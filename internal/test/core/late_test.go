@@ -151,25 +151,6 @@ func TestCountIsWrongAfterALostAnswerForOneCommand(t *testing.T) {
 	}
 }
 
-func TestCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient(relock.WithFixedLease(time.Hour)) // nothing else is renewed
-		l := m.NewLock("a")
-		outer := w.Enter(t.Context(), l)
-		inner := w.Enter(outer, l)
-		broken := m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdEnter, stage.CmdRenew)
-		require.Error(t, l.Unlock(inner))
-		stage.Pass(30 * time.Minute)
-		w.RequireCount("a", 2)
-		require.Less(t, m.Link.Sent(stage.CmdRenew), 2000, "no hot loop")
-		broken.End()
-		stage.Pass(time.Second)
-		w.RequireCount("a", 1)
-		w.Leave(outer, l)
-		w.RequireFree("a")
-	})
-}
-
 func TestCountIsRightWithTheNextCommandAfterEntriesAndExitsAtOnce(t *testing.T) {
 	for name, next := range map[string]func(w *stage.World, l *relock.Lock, outer context.Context) int{
 		"a renewal": func(*stage.World, *relock.Lock, context.Context) int {
@@ -260,30 +241,6 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestAPausedProcessLearnsThatItsLockIsLost(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const ttl = 10 * time.Second
-		m, tape := w.NewTape(relock.WithTTL(ttl))
-		l := m.NewLock("a")
-		section := w.Enter(t.Context(), l)
-		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-		waiting := w.Start(t.Context(), other)
-		tape.Keep(stage.CmdRenew) // a renewal that reaches the store after more than a lease
-		stage.Pass(ttl / 3)
-		m.Link.Cut()
-		w.LostBecause(section, event.LossExpired)
-		next := waiting.Section()
-		stage.Pass(ttl)
-		tape.Play()
-		m.Link.Heal()
-		stage.Pass(5 * ttl)
-		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-		require.NoError(t, next.Err())
-		w.Leave(next, other)
-		w.RequireFree("a")
-	})
 }
 
 func TestALeaseThatRunsOutBehindCloseIsLost(t *testing.T) {

@@ -268,26 +268,6 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 	}
 }
 
-func TestWithMaxHoldIsNotMovedByReentryOrInnerExit(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const ttl, maxHold = 30 * time.Second, time.Minute
-		l := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold)).NewLock("a")
-		section := w.Enter(t.Context(), l)
-		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
-		for section.Err() == nil {
-			stage.Pass(4 * time.Second)
-			inner, err := l.Lock(section)
-			if err == nil {
-				stage.Pass(time.Second)
-				_ = l.Unlock(inner)
-			}
-		}
-		waiting.Section()
-		require.LessOrEqual(t, waiting.Took(), maxHold)
-		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
-	})
-}
-
 // A command that waits for the store asks for what was left of the longest hold when the command
 // was first sent.
 func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/leader"
 )
@@ -92,17 +91,6 @@ func TestASectionThatItsCallerHasEndedSaysSo(t *testing.T) {
 				require.NotContains(t, err.Error(), "caller")
 			}
 		}
-	})
-}
-
-func TestAPanicOfAHookIsLogged(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		var log stage.Logbook
-		l := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(event.Hooks{
-			Released: func(event.Released) { panic("oops") },
-		})).NewLock("a")
-		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-		log.RequireOne(t, "a hook panicked", slog.LevelError, "panic", "stack")
 	})
 }
 

@@ -292,35 +292,6 @@ func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
 	}
 }
 
-func TestADeadlineCountsThoughAnOuterSectionWasLeftFirst(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const ttl = 10 * time.Second
-		c := w.NewClient(relock.WithTTL(ttl))
-		a, b := c.NewLock("a"), c.NewLock("b")
-		outer := w.Enter(t.Context(), a)
-		request, cancel := context.WithTimeout(outer, time.Minute)
-		defer cancel()
-		inner := w.Enter(request, b)
-		w.Leave(outer, a) // which ends the context of b's section
-		require.Error(t, inner.Err())
-		stage.Pass(ttl)
-		require.True(t, w.Free("b"))
-		require.ErrorIs(t, b.Unlock(inner), relock.ErrLockLost)
-	})
-}
-
-func TestUnlockOfADoneRequestFreesTheLockAtOnce(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		l := w.NewClient().NewLock("a")
-		request, cancel := context.WithCancel(t.Context())
-		section := w.Enter(request, l)
-		cancel()
-		stage.Pass(relock.DefaultTTL / 2) // the work takes a while to notice
-		w.Leave(section, l)
-		w.RequireFree("a")
-	})
-}
-
 func TestAnInnerExitOfADoneRequestDoesNotRenewTheLease(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second

@@ -260,20 +260,6 @@ func TestWithMaxHoldEachHoldThatIsPassedALockHasAllOfIt(t *testing.T) {
 	})
 }
 
-func TestCloseEndsWaitsThatCouldBePassedALock(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m, l, section, waiting := stage.Passing(t, w, 3)
-		section = handOn(t, l, section, waiting[0])
-		require.NoError(t, m.Close())
-		require.ErrorIs(t, context.Cause(section), relock.ErrClosed)
-		for _, a := range waiting[1:] {
-			require.ErrorIs(t, a.Failure(), relock.ErrClosed)
-		}
-		w.Leave(section, l)
-		w.RequireFree("a")
-	})
-}
-
 func TestHooksTellOfEachHoldThatIsPassedALock(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var r stage.Recorder

@@ -386,53 +386,26 @@ func TestACommandThatIsSentTwiceCountsOnce(t *testing.T) {
 	})
 }
 
-// The store may run the commands of two goroutines in any order.
-func TestACommandThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
-	for name, call := range map[string]func(w *stage.World, l *relock.Lock, outer, inner context.Context) (*stage.Attempt, error){
-		"an inner exit": func(w *stage.World, l *relock.Lock, _, inner context.Context) (*stage.Attempt, error) {
-			w.T.Helper()
-			return w.Begin(inner, stage.Unlock(l)), nil
-		},
-		"a token": func(w *stage.World, l *relock.Lock, outer, inner context.Context) (*stage.Attempt, error) {
-			w.T.Helper()
-			w.Leave(inner, l)
-			return w.Begin(context.WithoutCancel(outer), func(ctx context.Context) (context.Context, error) {
-				_, err := l.Token(ctx)
-				return ctx, err
-			}), relock.ErrNotHeld
-		},
-		"a renewal": func(w *stage.World, l *relock.Lock, _, inner context.Context) (*stage.Attempt, error) {
-			w.T.Helper()
-			w.Leave(inner, l)
-			stage.Pass(relock.DefaultTTL / 3)
-			return w.Begin(inner, func(ctx context.Context) (context.Context, error) { return ctx, nil }), nil
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				var r stage.Recorder
-				m := w.NewClient(relock.WithHooks(r.Hooks()))
-				l := m.NewLock("a")
-				outer := w.Enter(t.Context(), l)
-				inner := w.Enter(relock.WithSection(t.Context(), outer), l)
-				late := m.Link.On(slowly(time.Second), stage.CmdEnter, stage.CmdToken, stage.CmdRenew)
-				if name != "an inner exit" {
-					late.End()
-					m.Link.On(slowly(time.Second), stage.CmdToken, stage.CmdRenew)
-				}
-				first, want := call(w, l, outer, inner)
-				m.Link.Heal()
-				m.Link.On(stage.Delay(500*time.Millisecond, time.Second), stage.CmdRelease)
-				last := w.Begin(outer, stage.Unlock(l))
-				require.NoError(t, last.Failure())
-				require.ErrorIs(t, first.Failure(), want)
-				stage.Pass(2 * time.Second)
-				w.RequireFree("a")
-				require.Empty(t, stage.EventsOf[event.Lost](&r))
-				require.Len(t, stage.EventsOf[event.Released](&r), 1)
-			})
-		})
-	}
+// The store may run the commands of two goroutines in any order. Commands of callers are in
+// TestACommandThatMeetsAnUnlockIsNoLoss.
+func TestARenewalThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		section := w.Enter(t.Context(), l)
+		late := m.Link.On(slowly(time.Second), stage.CmdRenew)
+		stage.Pass(relock.DefaultTTL / 3)
+		require.EqualValues(t, 1, late.Hits.Load())
+		late.End()
+		m.Link.On(stage.Delay(500*time.Millisecond, time.Second), stage.CmdRelease)
+		w.Leave(section, l)
+		stage.Pass(2 * time.Second)
+		w.RequireFree("a")
+		require.Empty(t, stage.EventsOf[event.Lost](&r))
+		require.Empty(t, stage.EventsOf[event.Renewed](&r))
+		require.Len(t, stage.EventsOf[event.Released](&r), 1)
+	})
 }
 
 // leaveAround enters "a", "b" and "c" together inside outer, a section of "c", and leaves the

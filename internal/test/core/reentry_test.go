@@ -206,28 +206,6 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 	})
 }
 
-func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const ttl = 10 * time.Second
-		c := w.NewClient(relock.WithTTL(ttl))
-		// Each lock is taken with the request's context, since the section before ends on the way.
-		request := t.Context()
-		leave := func() error { return nil }
-		for i := range 5 {
-			l := c.NewLock(fmt.Sprint("node ", i))
-			section := w.Enter(request, l)
-			require.NoError(t, leave())
-			stage.Pass(3 * ttl)
-			require.True(t, l.Held(section))
-			leave = func() error { return l.Unlock(section) }
-		}
-		require.NoError(t, leave())
-		for i := range 5 {
-			w.RequireFree(fmt.Sprint("node ", i))
-		}
-	})
-}
-
 // slowContext tells of its end late, as on a busy machine.
 type slowContext struct{ context.Context }
 

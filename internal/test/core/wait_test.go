@@ -181,57 +181,6 @@ func TestACallWhoseTimeIsOverWithoutAWordOfTheStoreSaysSo(t *testing.T) {
 	})
 }
 
-func TestANestedCallWhoseTimeIsOverWithoutAWordOfTheStoreSaysSo(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		c := w.NewClient()
-		l := c.NewLock("a")
-		section := w.Enter(t.Context(), l)
-		silent := c.Link.Cut()
-		ctx, cancel := context.WithTimeout(section, 50*time.Millisecond)
-		defer cancel()
-		_, err := l.Lock(ctx)
-		require.ErrorIs(t, err, relock.ErrUnavailable)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		silent.End()
-		w.Leave(section, l)
-	})
-}
-
-func TestAWaitThatEndsAsTheLockIsGrantedHasOneEnd(t *testing.T) {
-	for name, wait := range map[string]func(ctx context.Context, l *relock.Lock) (context.Context, error){
-		"TryLockFor": func(ctx context.Context, l *relock.Lock) (context.Context, error) {
-			return l.TryLockFor(ctx, time.Second)
-		},
-		"deadline": func(ctx context.Context, l *relock.Lock) (context.Context, error) {
-			ctx, cancel := context.WithTimeout(ctx, time.Second)
-			time.AfterFunc(time.Minute, cancel)
-			return l.Lock(ctx)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				entered := 0
-				for range 200 {
-					l, other := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
-					section := w.Enter(t.Context(), l)
-					time.AfterFunc(time.Second, func() { _ = l.Unlock(section) })
-					got, err := wait(t.Context(), other)
-					if err == nil {
-						entered++
-						require.True(t, other.Held(got))
-						w.Leave(got, other)
-					} else {
-						require.True(t, errors.Is(err, relock.ErrLocked) || errors.Is(err, context.DeadlineExceeded), "%v", err)
-					}
-					stage.Pass(time.Millisecond)
-					w.RequireFree("a")
-				}
-				t.Logf("entered %d of 200 times", entered)
-			})
-		})
-	}
-}
-
 // overheard is a context that counts who wants to know of its end.
 type overheard struct {
 	context.Context

@@ -201,22 +201,6 @@ func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
 	}
 }
 
-func TestALateRenewalOfWhatWasUnlockedIsNoSuccessAndNoLoss(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		var r stage.Recorder
-		m := w.NewClient(relock.WithHooks(r.Hooks()))
-		l := m.NewLock("a")
-		section := w.Enter(t.Context(), l)
-		late := m.Link.Once(stage.Delay(time.Second, 0), stage.CmdRenew)
-		stage.Pass(relock.DefaultTTL / 3)
-		require.EqualValues(t, 1, late.Hits.Load())
-		w.Leave(section, l)
-		stage.Pass(time.Minute)
-		require.Empty(t, stage.EventsOf[event.Renewed](&r))
-		require.Empty(t, stage.EventsOf[event.Lost](&r))
-	})
-}
-
 func TestRemainingIsNeverMoreThanTheLeaseInTheStore(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
@@ -289,24 +273,6 @@ func TestAHoldWithoutWorkIsRenewedOnceSomebodyEntersAgain(t *testing.T) {
 	}
 }
 
-func TestAHoldIsRenewedAsLongAsOneOfItsSectionsIsWorkedIn(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const ttl = 10 * time.Second
-		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-		short, cancel := context.WithCancel(t.Context())
-		outer := w.Enter(short, l)
-		inner := w.Enter(context.WithoutCancel(outer), l)
-		cancel()
-		stage.Pass(10 * ttl)
-		require.ErrorIs(t, outer.Err(), context.Canceled)
-		require.True(t, l.Held(inner))
-		w.Leave(inner, l)
-		stage.Pass(ttl)
-		require.True(t, w.Free("a"), "the context of the other section is done")
-		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
-	})
-}
-
 // Many leases.
 
 func TestTenThousandLeasesTakeOneGoroutineAndFewRoundTrips(t *testing.T) {
@@ -351,22 +317,6 @@ func TestLeasesThatBeganAtDifferentTimesAreRenewedTogether(t *testing.T) {
 		m.Link.Reset()
 		stage.Pass(10 * ttl)
 		require.Less(t, m.Link.Sent(stage.CmdRenew), 10*3*10, "a lease goes up to a tenth of its interval early")
-		for _, section := range sections {
-			require.NoError(t, section.Err())
-		}
-	})
-}
-
-func TestLeasesOfDifferentLengthsAreEachRenewedInTime(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		var sections []context.Context
-		for i := range 50 {
-			ttl := time.Duration(10+rand.IntN(10_000)) * time.Millisecond
-			sections = append(sections, w.Enter(t.Context(), m.NewLock(fmt.Sprint(i), relock.WithTTL(ttl))))
-			stage.Pass(rand.N(10 * time.Millisecond))
-		}
-		stage.Pass(30 * time.Second)
 		for _, section := range sections {
 			require.NoError(t, section.Err())
 		}
