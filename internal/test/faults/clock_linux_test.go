@@ -113,23 +113,3 @@ func TestAServerClockThatGoesBackCostsNobodyAnything(t *testing.T) {
 	}
 	w.Within(0).RequireFree("a")
 }
-
-// A holder that dies leaves a lease that is longer now. An operator can free the lock.
-func TestALeaseThatATurnedClockMadeLongCanBeEndedByForce(t *testing.T) {
-	const ttl, step = time.Second, time.Hour
-	w, clock := onClock(t)
-	holder := w.Locker("a", ttl)
-	token := stage.TokenOf(t, holder.Expect("in ", stage.StartUp))
-	waiter := w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a"))
-	w.AwaitWaiters("a", 1)
-	clock.Step(-step)
-	holder.Kill()
-	stage.SleepUntil(time.Now().Add(ttl + stage.AfterLease)) // the waiter has asked, and knows of a lease of an hour
-	require.True(t, waiter.Waits())
-	require.Greater(t, w.Lease("a"), step-ttl)
-	require.NoError(t, w.Peer().NewLock("a").ForceUnlock(t.Context()))
-	section := waiter.Section()
-	require.Greater(t, w.Draw(section, waiter.Lock), token)
-	w.Leave(section, waiter.Lock)
-	w.Within(0).RequireFree("a")
-}

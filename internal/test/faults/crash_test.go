@@ -15,10 +15,7 @@ import (
 	"github.com/go-relock/relock/internal/test/stage"
 )
 
-// What if a process, a network or a server goes away?
-
-// This file is about processes that are killed or stopped, networks that part, and servers that
-// go away.
+// What if a process is stopped, or a server goes away?
 
 // unlocks tells a locker to unlock, and waits for its end.
 func unlocks(t testing.TB, p *redistest.Process, says ...string) {
@@ -28,35 +25,6 @@ func unlocks(t testing.TB, p *redistest.Process, says ...string) {
 		p.Expect(line, stage.Limit)
 	}
 	require.NoError(t, p.Wait(stage.Limit))
-}
-
-func TestAWaiterThatIsKilledIsPassedOver(t *testing.T) {
-	w := stage.OnShared(t)
-	owner := w.Peer().NewLock("a")
-	section := w.Enter(t.Context(), owner)
-	dead := []*redistest.Process{w.Locker("a", 30*time.Second), w.Locker("a", 30*time.Second)}
-	for _, p := range dead {
-		p.Expect("queued ", stage.StartUp)
-	}
-	w.AwaitWaiters("a", 2)
-	next := w.Peer()
-	waiter := w.Start(t.Context(), next.NewLock("a"))
-	w.AwaitWaiters("a", 3)
-	for _, p := range dead {
-		p.Kill()
-	}
-	redistest.Eventually(t, w.Limit, func() bool {
-		n := 0
-		for _, channel := range redistest.Subscriptions(t, w.Plain) {
-			if strings.HasPrefix(channel, stage.BaseKey("a")) {
-				n++
-			}
-		}
-		return n == 1
-	}, "the server has noticed")
-	w.Leave(section, owner)
-	waiter.Leave()
-	w.Within(0).RequireFree("a")
 }
 
 func TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn(t *testing.T) {

@@ -41,28 +41,6 @@ func TestTenLocksInRedisCostTwoCommands(t *testing.T) {
 	w.RequireFree(l.Names()...)
 }
 
-func TestALostReplyToTheOneStepInRedisIsAskedForAgain(t *testing.T) {
-	for name, kind := range stage.Breaks {
-		t.Run(name, func(t *testing.T) {
-			w := stage.OnShared(t)
-			p := w.Peer()
-			p.Connect(t, 2)
-			l := p.NewLocks(onTen())
-			p.Faults.Once(w.Script(stage.LuaAll), redistest.DropReply(kind))
-			section, err := l.TryLock(t.Context())
-			require.NoError(t, err)
-			stage.Keep(t, section)
-			for _, name := range l.Names() {
-				w.RequireCount(name, 1)
-				require.LessOrEqual(t, w.Lease(name), relock.DefaultTTL)
-			}
-			p.Faults.Once(w.Script(stage.LuaRelease), redistest.DropReply(kind))
-			require.NoError(t, l.Unlock(section))
-			w.RequireFree(l.Names()...)
-		})
-	}
-}
-
 func TestLocksBehindDeadWaitersAreTaken(t *testing.T) {
 	w := stage.OnShared(t)
 	key := stage.BaseKey("ten3") + ":queue"

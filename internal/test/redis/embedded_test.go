@@ -2,7 +2,6 @@ package redis_test
 
 import (
 	"context"
-	"errors"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,88 +15,9 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
-	"github.com/go-relock/relock/internal/test/redistest"
-	"github.com/go-relock/relock/internal/test/stage"
 )
 
 // What does a client do on the embedded server that users have in their tests?
-
-// embeddedProcess returns a client of an embedded server, as a process of its own has it.
-func embeddedProcess(t *testing.T, server *miniredis.Miniredis) *relock.Client {
-	t.Helper()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	t.Cleanup(func() { require.NoError(t, rdb.Close()) })
-	c, err := relock.New(rdb)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	return c
-}
-
-// startLock begins to take a lock, and waits until n wait for it.
-func startLock(ctx context.Context, t *testing.T, l *relock.Lock, n int) (section func() context.Context) {
-	t.Helper()
-	var in context.Context
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		in, err = l.Lock(ctx)
-	}()
-	redistest.Eventually(t, stage.Limit, func() bool {
-		state, err := l.State(t.Context())
-		return err == nil && state.Waiters == n
-	}, "%d wait", n)
-	return func() context.Context {
-		t.Helper()
-		select {
-		case <-done:
-		case <-time.After(stage.Limit):
-			require.FailNow(t, "waits")
-		}
-		require.NoError(t, err)
-		return in
-	}
-}
-
-// TestKindsOnMiniredis runs the scripts on the embedded server that users have in their tests.
-func TestKindsOnMiniredis(t *testing.T) {
-	server := miniredis.RunT(t)
-	near, far := embeddedProcess(t, server).NewRWLock("x"), embeddedProcess(t, server).NewRWLock("x")
-	writing, err := near.Lock(t.Context())
-	require.NoError(t, err)
-	var waiting []func() context.Context
-	for i := range 4 {
-		waiting = append(waiting, startLock(t.Context(), t, far.RLocker(), i+1))
-	}
-	require.NoError(t, near.Unlock(writing))
-	var readers []context.Context
-	for _, section := range waiting {
-		readers = append(readers, section())
-	}
-
-	upgrade := startLock(readers[0], t, far.Writer(), 1)
-	_, err = far.Lock(readers[1])
-	require.ErrorIs(t, err, relock.ErrDeadlock)
-	_, err = near.TryRLock(t.Context())
-	require.ErrorIs(t, err, relock.ErrLocked, "an upgrade waits")
-	for _, section := range readers[1:] {
-		require.NoError(t, far.Unlock(section))
-	}
-	upgraded := upgrade()
-	token, err := far.Token(upgraded)
-	require.NoError(t, err)
-	require.NoError(t, far.Unlock(upgraded))
-	same, err := far.RLocker().Token(readers[0])
-	require.NoError(t, err)
-	require.Equal(t, -token, same)
-	require.NoError(t, far.Unlock(readers[0]))
-
-	permit, err := embeddedProcess(t, server).NewSemaphore("x", 2).TryLock(t.Context())
-	require.NoError(t, err, "the name is free for another kind")
-	require.NoError(t, permit.Err())
-	_, err = near.TryRLock(t.Context())
-	require.ErrorIs(t, err, relock.ErrKind)
-}
 
 // frames notes the functions of the library behind the first command that go-redis is asked to
 // send.
@@ -183,20 +103,4 @@ func TestRedisStoreRefusesOptionsOfTheClient(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, s.Close())
 	}
-}
-
-func TestLocksOnAnEmbeddedServerAreListed(t *testing.T) {
-	client, err := relock.New(redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()}), relock.WithPrefix("app:"))
-	require.NoError(t, err)
-	defer func() { require.NoError(t, errors.Join(client.Close(), client.Redis().Close())) }()
-	section, err := client.NewLock("a").Lock(t.Context())
-	require.NoError(t, err)
-	_, err = client.NewRWLock("b").RLock(t.Context())
-	require.NoError(t, err)
-	all, err := client.List(t.Context(), nil)
-	require.NoError(t, err)
-	require.Len(t, all, 2)
-	holder, _ := relock.HolderFrom(section)
-	require.Equal(t, holder, all[0].Holder)
-	require.Equal(t, event.ModeShared, all[1].Mode)
 }

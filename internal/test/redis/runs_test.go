@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/leader"
@@ -247,67 +246,6 @@ func TestLocksWithAQueueLimitAreGrantedOneByOne(t *testing.T) {
 		r := newRun(t, w, 3, relock.WithMaxWaiters(4))
 		r.next()
 		require.Equal(t, 1, r.sent())
-		r.leaveAll()
-	})
-}
-
-func TestARunIsOneHoldForTheStoreAndTheSectionThatWorksIsTheClients(t *testing.T) {
-	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
-		var events stage.Recorder
-		r := newRun(t, w, 3, relock.WithHooks(events.Hooks()))
-		first := stage.HolderOf(t, r.section)
-		r.next()
-		second := stage.HolderOf(t, r.section)
-		state, err := r.l.State(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, second, state.Holder)
-		_, err = r.l.TryLock(t.Context())
-		require.Equal(t, second, err.(*relock.LockedError).Holder)
-		state, err = w.NewClient().NewLock("a").State(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, first, state.Holder)
-		finished := stage.EventsOf[event.AcquireFinished](&events)
-		require.Equal(t, event.WakePass, finished[1].Wake)
-		require.Equal(t, second, finished[1].Holder)
-		require.Equal(t, second, stage.EventsOf[event.AcquireFinished](&events)[1].Holder)
-		released := stage.EventsOf[event.Released](&events)
-		require.Len(t, released, 1)
-		require.Equal(t, first, released[0].Holder)
-		r.leaveAll()
-	})
-}
-
-func TestASectionOfARunIsRenewedAndEnteredAgain(t *testing.T) {
-	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
-		r := newRun(t, w, 3)
-		for range 2 {
-			r.next()
-			stage.Pass(3 * relock.DefaultTTL)
-			inner := w.Enter(r.section, r.l)
-			require.Equal(t, 2, r.l.Count(inner))
-			w.Leave(inner, r.l)
-			stage.Pass(3 * relock.DefaultTTL)
-			require.NoError(t, r.section.Err())
-		}
-		r.leaveAll()
-	})
-}
-
-func TestAForcedUnlockEndsTheSectionOfARunThatWorks(t *testing.T) {
-	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
-		r := newRun(t, w, 0)
-		r.wait()
-		r.leaveAll()
-		r = newRun(t, w, 2)
-		r.next()
-		stage.Pass(time.Second) // the client watches for ends
-		require.NoError(t, w.NewClient().NewLock("a").ForceUnlock(t.Context()))
-		took, cause := w.Ends(r.section)
-		require.ErrorIs(t, cause, relock.ErrLockLost)
-		require.Less(t, took, 100*time.Millisecond)
-		require.ErrorIs(t, r.l.Unlock(r.section), relock.ErrLockLost)
-		r.section = r.waiting[0].Section()
-		r.waiting = nil
 		r.leaveAll()
 	})
 }
