@@ -97,23 +97,6 @@ func TestAClosedEtcdClientEndsCallsAtOnce(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// The password of a user is changed while the client of the user is at work.
-func TestAWrongPasswordEndsCallsAtOnce(t *testing.T) {
-	m, root := startWithUsers(t)
-	s := newStore(t, new(wire).login(t, m, "orders"))
-	l, err := s.Try(t.Context(), claim("password", minute))
-	require.NoError(t, err)
-	_, err = root.UserChangePassword(t.Context(), "orders", "changed")
-	require.NoError(t, err)
-	_, waited := s.Wait(t.Context(), claim("password", minute), nothing)
-	_, tried := s.Try(t.Context(), claim("password", minute))
-	for _, err := range []error{waited, tried, s.Release(t.Context(), l)} {
-		require.ErrorContains(t, err, "authentication failed")
-		require.NotErrorIs(t, err, store.ErrUnavailable)
-	}
-	require.NoError(t, s.Close())
-}
-
 // The host of etcd is not in DNS, and then nobody listens there, as in a failover.
 func TestALockWaitsForTheAddressOfEtcd(t *testing.T) {
 	noHost := &net.DNSError{Err: "no such host", Name: "etcd", IsNotFound: true}

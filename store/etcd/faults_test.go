@@ -1,10 +1,8 @@
 package relocketcd_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,12 +19,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/etcdtest"
-	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
-	relocketcd "github.com/go-relock/relock/store/etcd"
 )
 
 const minute = time.Minute
@@ -412,30 +407,6 @@ func TestListLooksBeyondOnePage(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestNothingIsLeftBehind(t *testing.T) {
-	redistest.NoGoroutineLeft(t, "etcd/client", "relock/etcd.")
-	m := etcdtest.Start(t, 1)[0]
-	c := connect(t, m)
-	s := newStore(t, c)
-	client, err := relock.Open(s)
-	require.NoError(t, err)
-	lock := client.NewLock("left")
-	section, err := lock.Lock(t.Context())
-	require.NoError(t, err)
-	_, err = lock.TryLockFor(t.Context(), time.Second)
-	require.ErrorIs(t, err, relock.ErrLocked)
-	inner, err := lock.Lock(section)
-	require.NoError(t, err)
-	require.NoError(t, lock.Unlock(inner))
-	require.NoError(t, lock.Unlock(section))
-	require.NoError(t, client.Close())
-	require.NoError(t, s.Close())
-	require.Empty(t, keys(t, c, "left"))
-	leases, err := c.Leases(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, leases.Leases)
-}
-
 func TestANamespaceSharesItsLocks(t *testing.T) {
 	plain, c := connect(t), connect(t)
 	c.KV, c.Watcher, c.Lease = namespace.NewKV(c.KV, "tenant/"), namespace.NewWatcher(c.Watcher, "tenant/"), namespace.NewLease(c.Lease, "tenant/")
@@ -447,23 +418,6 @@ func TestANamespaceSharesItsLocks(t *testing.T) {
 	require.NoError(t, inside.Release(t.Context(), l))
 	require.NoError(t, outside.Release(t.Context(), within(t, 30*time.Second, next)))
 	require.NoError(t, inside.Release(t.Context(), within(t, 30*time.Second, last)))
-}
-
-func TestHoldsAndWaitersOutlastARestartOfEtcd(t *testing.T) {
-	m := etcdtest.Start(t, 1)[0]
-	c := connect(t, m)
-	s := newStore(t, c)
-	l, err := s.Try(t.Context(), claim("restart", minute))
-	require.NoError(t, err)
-	next, last := wait(t, s, claim("restart", minute)), wait(t, s, claim("restart", minute))
-	m.Kill()
-	errs := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})
-	require.ErrorIs(t, errs[0], store.ErrUnavailable)
-	m.Restart()
-	require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
-	require.NoError(t, s.Release(t.Context(), l))
-	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, next)))
-	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, last)))
 }
 
 // leader returns the leader of a cluster, and the others.
@@ -507,44 +461,4 @@ func TestSectionsAndWaitersOutlastTheLeader(t *testing.T) {
 			require.NoError(t, newStore(t, connect(t, others[0])).Release(t.Context(), l))
 		})
 	}
-}
-
-func init() {
-	redistest.RegisterChild("etcd-lock", func(args []string, in *bufio.Reader, out io.Writer) {
-		c, err := clientv3.New(clientv3.Config{Endpoints: args[:1], Logger: zap.NewNop()})
-		if err != nil {
-			panic(err)
-		}
-		s, err := relocketcd.New(c, "relock/")
-		if err != nil {
-			panic(err)
-		}
-		client, err := relock.Open(s, relock.WithTTL(2*time.Second), relock.WithHooks(event.Hooks{
-			Queued: func(event.Queued) { _, _ = fmt.Fprintln(out, "queued") },
-		}))
-		if err != nil {
-			panic(err)
-		}
-		section, err := client.NewLock("crash").Lock(context.Background())
-		if err != nil {
-			panic(err)
-		}
-		_, _ = fmt.Fprintln(out, "locked")
-		_, _ = in.ReadString('\n')
-		_ = section.Err()
-	})
-}
-
-func TestKilledProcessesMakeWayInASectionAndInTheQueue(t *testing.T) {
-	m := etcdtest.Shared(t)
-	holder := redistest.Child(t, "etcd-lock", m.URL())
-	require.Equal(t, "locked", holder.Line(10*time.Second))
-	waiter := redistest.Child(t, "etcd-lock", m.URL())
-	require.Equal(t, "queued", waiter.Line(10*time.Second))
-	s := newStore(t, connect(t, m))
-	next := wait(t, s, claim("crash", minute))
-	waiter.Kill()
-	holder.Kill()
-	l := within(t, 30*time.Second, next)
-	require.NoError(t, s.Release(t.Context(), l))
 }

@@ -114,16 +114,6 @@ func TestARenewalBesideALongerLeaseIsNoLoss(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l))
 }
 
-// A member that is no leader any more refuses a command that another member serves.
-func TestAWaitOutlastsAMemberThatIsNotTheLeader(t *testing.T) {
-	var w wire
-	s := newStore(t, w.client(t))
-	w.refuse("/Txn", rpctypes.ErrGRPCNotLeader)
-	l, err := s.Wait(t.Context(), claim("not-leader", minute), nothing)
-	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), l))
-}
-
 // A Release frees a hold, and its etcd lease serves the next hold. An Enter has given the old hold a
 // longer etcd lease, and does not know that yet.
 func TestALongerLeaseBesideAReleaseSparesTheNextHold(t *testing.T) {

@@ -158,16 +158,3 @@ func TestAnIdleUserLocksAgainOrIsToldWhyNot(t *testing.T) {
 	_, err = again.Try(t.Context(), claim("other", minute))
 	require.NoError(t, err, "a new etcd client gets in")
 }
-
-func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
-	m, _ := startWithUsers(t)
-	c, ctx := new(wire).login(t, m, "orders"), t.Context()
-	forbidden := newStoreAt(t, c, "secret/")
-	_, try := forbidden.Try(ctx, claim("auth", minute))
-	_, waited := forbidden.Wait(ctx, claim("auth", minute), nothing)
-	for _, err := range []error{try, waited} {
-		require.ErrorContains(t, err, "permission denied")
-		require.NotErrorIs(t, err, store.ErrUnsure)
-		require.NotErrorIs(t, err, store.ErrUnavailable)
-	}
-}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	api "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -344,23 +343,6 @@ func TestASilentWatchEndsWithTheLease(t *testing.T) {
 	require.NoError(t, st.Release(t.Context(), second))
 }
 
-func TestARefusalEndsAWaitAndAnErrorOfTheServerDoesNot(t *testing.T) {
-	s := shared(t)
-	var w wire
-	st := s.store(&w)
-	w.answer.Store(http.StatusForbidden)
-	_, err := st.Wait(t.Context(), claim("refused", minute), nothing)
-	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	require.NotErrorIs(t, err, store.ErrUnsure)
-	for _, code := range []int64{http.StatusInternalServerError, http.StatusTooManyRequests} {
-		w.answer.Store(code)
-		l, err := st.Wait(t.Context(), claim("refused", minute), nothing)
-		require.NoError(t, err)
-		require.True(t, l.Unsure)
-		require.NoError(t, st.Release(t.Context(), l))
-	}
-}
-
 // TestAnErrorThatMayPassEndsNoWait has the API server refuse commands for a second.
 func TestAnErrorThatMayPassEndsNoWait(t *testing.T) {
 	s := shared(t)
@@ -508,21 +490,6 @@ func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {
 	require.Empty(t, <-doubts, "another program has the Lease")
 	require.ErrorIs(t, st.Release(t.Context(), l), store.ErrGone)
 	s.lose(a.Name)
-}
-
-func TestHoldsAndWaitersOutlastARestart(t *testing.T) {
-	s := start(t)
-	st, other := s.store(), s.store()
-	l := take(t, st, claim("restart", minute))
-	next := wait(t, other, claim("restart", minute))
-	s.kill()
-	s.run()
-	require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
-	requireOwner(t, other, l.Name, l.ID)
-	require.NoError(t, st.Release(t.Context(), l))
-	second := within(t, 30*time.Second, next)
-	require.Greater(t, second.Token, l.Token)
-	require.NoError(t, other.Release(t.Context(), second))
 }
 
 // TestAHoldThatHasExpiredLeavesNoLease renews too late.

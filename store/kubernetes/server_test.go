@@ -78,15 +78,6 @@ func shared(t testing.TB) *server {
 	return &s
 }
 
-// start starts an API server, which ends with the test.
-func start(t testing.TB) *server {
-	t.Helper()
-	s := launch(t)
-	t.Cleanup(s.kill)
-	t.Cleanup(s.requireNone)
-	return s
-}
-
 func launch(t testing.TB) *server {
 	t.Helper()
 	path, err := program()
@@ -127,11 +118,6 @@ func (s *server) run() {
 		}
 		return err
 	}))
-}
-
-func (s *server) kill() {
-	s.t.Helper()
-	require.NoError(s.t, s.proc.Kill())
 }
 
 // pause makes the server silent.
