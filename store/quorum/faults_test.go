@@ -675,47 +675,6 @@ func TestAMinorityOfOthersIsNoHindrance(t *testing.T) {
 	})
 }
 
-// TestClientsThatSeeDifferentMembersTakeTurns lets 16 waiters of 4 clients count up a number that
-// only the lock guards. Each client but the last has lost another member.
-func TestClientsThatSeeDifferentMembersTakeTurns(t *testing.T) {
-	for _, n := range []int{3, 5} {
-		synctest.Test(t, func(t *testing.T) {
-			const waiters, rounds = 4, 5
-			r := newRig(t, n)
-			var group sync.WaitGroup
-			var in atomic.Int32
-			number, begun := 0, time.Now()
-			for c := range 4 {
-				s, view := r.seen()
-				if c < 3 {
-					view[c].down()
-				}
-				client, err := relock.Open(s, relock.WithTTL(4*time.Second))
-				require.NoError(t, err)
-				t.Cleanup(func() { _ = client.Close() })
-				for range waiters {
-					group.Go(func() {
-						for range rounds {
-							err := client.NewLock("orders").Do(t.Context(), func(context.Context) error {
-								require.EqualValues(t, 1, in.Add(1))
-								pass(10 * time.Millisecond)
-								number++
-								in.Add(-1)
-								return nil
-							})
-							require.NoError(t, err)
-						}
-					})
-				}
-			}
-			group.Wait()
-			require.Equal(t, 4*waiters*rounds, number)
-			t.Logf("%d members: %d sections of 10 ms took %s", n, number, time.Since(begun))
-			require.Less(t, time.Since(begun), 3*minute)
-		})
-	}
-}
-
 func TestClientsOfOneViewPassTheLockOnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)
@@ -945,38 +904,6 @@ func TestARefusalOfAMemberThatIsAskedAgainIsNoLastWord(t *testing.T) {
 	})
 }
 
-// TestWaitersAreServedInTheOrderOfArrival has 64 waiters of 8 processes that reach all members.
-func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, 3)
-		l := r.try(minute)
-		var stores []store.Store
-		for range 8 {
-			stores = append(stores, r.open())
-		}
-		var mu sync.Mutex
-		var arrived, served []store.ID
-		var wg sync.WaitGroup
-		for i := range 64 {
-			a := claim(minute)
-			arrived = append(arrived, a.ID)
-			s := stores[i%len(stores)]
-			wg.Go(func() {
-				l, err := s.Wait(t.Context(), a, nothing)
-				mu.Lock()
-				served = append(served, l.ID) // empty with an error
-				mu.Unlock()
-				pass(10 * time.Millisecond)
-				assert.NoError(t, errors.Join(err, s.Release(t.Context(), l)))
-			})
-			synctest.Wait()
-		}
-		require.NoError(t, r.store.Release(t.Context(), l))
-		wg.Wait()
-		require.Equal(t, arrived, served)
-	})
-}
-
 func TestNewRefusesWhatIsNoQuorum(t *testing.T) {
 	for _, members := range [][]store.Store{nil, {mem.New()}, {mem.New(), mem.New()}, {mem.New(), mem.New(), nil},
 		{mem.New(), mem.New(), mem.New(), mem.New()}} {
@@ -1048,22 +975,6 @@ func TestTheDeadlineIsThatOfTheMajority(t *testing.T) {
 			require.NoError(t, s.Release(t.Context(), l))
 		})
 	}
-}
-
-func TestASilentMemberIsWaitedForOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, 3)
-		s, view := r.seen()
-		view[0].hold.Store(true)
-		view[0].down()
-		begun := time.Now()
-		for range 10 {
-			l, err := s.Try(t.Context(), claim(minute))
-			require.NoError(t, err)
-			require.NoError(t, s.Release(t.Context(), l))
-		}
-		require.Less(t, time.Since(begun), 2*time.Second)
-	})
 }
 
 // TestASilentMajorityIsFoundAgainByTry has a client that only tries meet a majority that was

@@ -1,19 +1,14 @@
 package quorum_test
 
 import (
-	"fmt"
-	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
-	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/quorum"
 	"github.com/go-relock/relock/store/storetest"
@@ -84,196 +79,11 @@ func TestQuorumOfRedisKeepsThePromisesOfStores(t *testing.T) {
 	})
 }
 
-func TestLocksOfAQuorumOfRedisKeepThePromises(t *testing.T) {
-	servers := startServers(t)
-	locktest.Harness{
-		Start: func(t *testing.T) locktest.Server {
-			t.Helper()
-			return locktest.Server{
-				NewClient: func(options ...relock.Option) *relock.Client {
-					t.Helper()
-					s := over(t, servers)
-					c, err := relock.Open(s, options...)
-					require.NoError(t, err)
-					t.Cleanup(func() { require.NoError(t, s.Close()) })
-					return c
-				},
-				Lose: func(name string) { loseOn(t, servers, name) },
-			}
-		},
-		Without: map[locktest.Promise]string{
-			locktest.Kinds:     "a quorum lets one in at a time",
-			locktest.Deadlocks: "a quorum shows no waits",
-			locktest.Lending:   "Redis and memory only",
-		},
-		Short:    true,
-		Parallel: true,
-	}.Run(t)
-}
-
-// node is a member on its own server, as two processes reach it.
-type node struct {
-	server *redistest.Server
-	clock  *redistest.Clock    // nil: the clock of the machine
-	nets   []*redistest.Faults // of each process
-}
-
-// nodes starts the servers of a quorum for two processes.
-func nodes(t *testing.T, n int, withClocks bool) (all []*node, one, other store.Store) {
-	t.Helper()
-	for range n {
-		m := &node{nets: []*redistest.Faults{redistest.NewFaults(), redistest.NewFaults()}}
-		if withClocks {
-			m.server, m.clock = redistest.StartWithClock(t)
-		} else {
-			m.server = redistest.Start(t)
-		}
-		all = append(all, m)
-	}
-	stores := make([]store.Store, 2)
-	for p := range stores {
-		var members []store.Store
-		for _, m := range all {
-			t.Cleanup(m.nets[p].Close)
-			rdb := m.server.Client(func(o *redis.Options) { o.Dialer = m.nets[p].Dialer(nil) })
-			member, err := relock.RedisStore(rdb)
-			require.NoError(t, err)
-			members = append(members, member)
-		}
-		var err error
-		stores[p], err = quorum.New(members...)
-		require.NoError(t, err)
-	}
-	return all, stores[0], stores[1]
-}
-
-// onNets makes trouble in the networks of a member.
-func (m *node) onNets(trouble func(*redistest.Faults)) (restore func()) {
-	for _, net := range m.nets {
-		trouble(net)
-	}
-	return func() {
-		for _, net := range m.nets {
-			net.Heal()
-			net.Delay(0)
-		}
-	}
-}
-
-// minorityFaults is what may happen to a minority.
-var minorityFaults = map[string]func(m *node) (restore func()){
-	"stopped":     func(m *node) func() { m.server.Pause(); return m.server.Resume },
-	"killed":      func(m *node) func() { m.server.Kill(); return m.server.Restart },
-	"emptied":     func(m *node) func() { m.server.Kill(); m.server.Restart(); return func() {} },
-	"partitioned": func(m *node) func() { return m.onNets((*redistest.Faults).Partition) },
-	"slow":        func(m *node) func() { return m.onNets(func(f *redistest.Faults) { f.Delay(200 * time.Millisecond) }) },
-	"clock ahead": func(m *node) func() { m.clock.Step(time.Hour); return func() {} },
-	"clock back":  func(m *node) func() { m.clock.Step(-time.Hour); return func() {} },
-}
-
-// TestEachMinorityOfRedisMayFail lets clients lock while minorities of 3 and of 5 servers fail.
-func TestEachMinorityOfRedisMayFail(t *testing.T) {
-	for _, n := range []int{3, 5} {
-		for name, fail := range minorityFaults {
-			t.Run(fmt.Sprint(name, " of ", n), func(t *testing.T) {
-				t.Parallel()
-				all, s, other := nodes(t, n, strings.HasPrefix(name, "clock"))
-				var minorities [][]int
-				subsets(n, n/2, func(members []int) { minorities = append(minorities, members) })
-				rand.Shuffle(len(minorities), func(i, j int) { minorities[i], minorities[j] = minorities[j], minorities[i] })
-				var last int64
-				for _, minority := range minorities[:2] {
-					last = holdsThrough(t, all, minority, fail, s, other, last)
-				}
-				require.NoError(t, s.Close())
-				require.NoError(t, other.Close())
-			})
-		}
-	}
-}
-
-// holdsThrough lets a minority fail while one process has a lock and another waits for it, and
-// returns the last token.
-func holdsThrough(t *testing.T, all []*node, minority []int, fail func(m *node) func(), s, other store.Store, last int64) int64 {
-	t.Helper()
-	const ttl = minute
-	first, a := redisClaim(t, s), redisClaim(t, s)
-	first.TTL, a.TTL = ttl, ttl
-	held, err := s.Try(t.Context(), first)
-	require.NoError(t, err)
-	var restores []func()
-	for _, i := range minority {
-		restores = append(restores, fail(all[i]))
-	}
-	require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: held, TTL: ttl, Count: 1}})[0], "members %d", minority)
-	got := make(chan store.Lease, 1)
-	go func() {
-		l, err := other.Wait(t.Context(), a, nothing)
-		if err == nil {
-			got <- l
-		}
-	}()
-	token, err := s.Token(t.Context(), held)
-	require.NoError(t, err)
-	require.Greater(t, token, last)
-	require.NoError(t, s.Release(t.Context(), held))
-	select {
-	case held = <-got:
-	case <-time.After(minute):
-		require.FailNow(t, "the waiter does not get the lock", "members %d", minority)
-	}
-	require.Equal(t, a, held.Claim)
-	held, err = other.Enter(t.Context(), held, 1)
-	require.NoError(t, err)
-	last, err = other.Token(t.Context(), held)
-	require.NoError(t, err)
-	require.Greater(t, last, token)
-	require.NoError(t, other.Release(t.Context(), held))
-	for _, restore := range restores {
-		restore()
-	}
-	var servers []*redistest.Server
-	for _, m := range all {
-		servers = append(servers, m.server)
-	}
-	recovered(t, servers, s, first, a)
-	recovered(t, servers, other, first, a)
-	return last
-}
-
-// recovered waits until a hold gets the locks of all servers: nothing is left of the fault, nor of
-// the claims, which a member may have that a release did not reach.
-func recovered(t *testing.T, servers []*redistest.Server, s store.Store, claims ...store.Claim) {
-	t.Helper()
-	redistest.Eventually(t, minute, func() bool {
-		s.Forget(t.Context(), claims)
-		l, err := s.Try(t.Context(), redisClaim(t, s))
-		all := err == nil
-		for _, server := range servers {
-			all = all && server.Client().HExists(t.Context(), claims[0].Name, string(l.ID)).Val()
-		}
-		s.Forget(t.Context(), []store.Claim{l.Claim})
-		return all
-	}, "all members serve again")
-}
-
 func redisClaim(t *testing.T, s store.Store) store.Claim {
 	t.Helper()
 	a, err := s.Check(claim(minute))
 	require.NoError(t, err)
 	return a
-}
-
-func TestADeadMajorityOfRedisIsUnavailable(t *testing.T) {
-	servers := startServers(t)
-	s := over(t, servers)
-	servers[0].Kill()
-	servers[2].Pause()
-	_, err := s.Try(t.Context(), redisClaim(t, s))
-	require.ErrorIs(t, err, store.ErrUnavailable)
-	require.Empty(t, redistest.Keys(t, servers[1].Client()))
-	servers[2].Resume()
-	require.NoError(t, s.Close())
 }
 
 func TestCloseLeavesNoGoroutine(t *testing.T) {
