@@ -70,49 +70,6 @@ func TestATokenThatCannotWriteIsRefused(t *testing.T) {
 	})
 }
 
-// The newer transaction has to wait, as the older one is inside and may still commit.
-func TestATransactionInsideHoldsTheNewerOneBack(t *testing.T) {
-	each(t, func(t *rig) {
-		older := t.begin()
-		require.NoError(t, t.fences.Enter(t.Context(), older, "orders", 5))
-
-		newer := make(chan error, 1)
-		go func() { newer <- t.write(t.fences, "orders", 6) }()
-		select {
-		case err := <-newer:
-			t.Fatalf("the newer transaction did not wait: %v", err)
-		case <-time.After(blocked):
-		}
-		_, err := older.ExecContext(t.Context(), t.add, "orders", 5)
-		require.NoError(t, err)
-		require.NoError(t, older.Commit())
-		require.NoError(t, <-newer)
-
-		require.ErrorIs(t, t.write(t.fences, "orders", 5), fence.ErrStale)
-		require.Equal(t, []int64{5, 6}, t.logged())
-	})
-}
-
-// The older transaction waits for the end of the newer one and is refused after it.
-func TestATransactionInsideHoldsTheOlderOneBack(t *testing.T) {
-	each(t, func(t *rig) {
-		require.NoError(t, t.write(t.fences, "orders", 4))
-		newer := t.begin()
-		require.NoError(t, t.fences.Enter(t.Context(), newer, "orders", 6))
-
-		older := make(chan error, 1)
-		go func() { older <- t.write(t.fences, "orders", 5) }()
-		select {
-		case err := <-older:
-			t.Fatalf("the older transaction did not wait: %v", err)
-		case <-time.After(blocked):
-		}
-		require.NoError(t, newer.Commit())
-		require.ErrorIs(t, <-older, fence.ErrStale)
-		require.Equal(t, []int64{4}, t.logged())
-	})
-}
-
 // A transaction that reads before it enters sees the tables as they were, at some levels. The fence
 // has to see the newest token all the same.
 func TestAnEarlierReadHidesNoNewerToken(t *testing.T) {

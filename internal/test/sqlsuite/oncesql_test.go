@@ -275,32 +275,6 @@ func TestOnceReturnsTheSameToAll(t *testing.T) {
 	})
 }
 
-func TestOnceRunsOneOfManyConcurrentCalls(t *testing.T) {
-	eachOnce(t, func(t *onceRig) {
-		var runs, replays atomic.Int64
-		var group sync.WaitGroup
-		for i := range int64(32) {
-			group.Go(func() {
-				got, replayed, err := oncesql.Do(t.Context(), t.store, "a", func(ctx context.Context, tx *sql.Tx) (receipt, error) {
-					runs.Add(1)
-					number, err := t.effect("effect", i)(ctx, tx)
-					return receipt{number, "first"}, err
-				})
-				if err != nil || got.Note != "first" {
-					t.Errorf("call %d: %+v, %v", i, got, err)
-				}
-				if replayed {
-					replays.Add(1)
-				}
-			})
-		}
-		group.Wait()
-		require.Equal(t, int64(1), runs.Load())
-		require.Equal(t, int64(31), replays.Load())
-		require.Len(t, t.effects(), 1)
-	})
-}
-
 // The second call of a key waits for the first at every level. Then the first ends in either way.
 func TestOnceWaitsAtEachIsolationLevel(t *testing.T) {
 	eachOnce(t, func(t *onceRig) {
