@@ -29,13 +29,6 @@ var (
 	inRedissonsLayout = setting{begin: startRedis, ttl: time.Second, patience: severalTries, mode: history.Mode{Redisson: true}}
 )
 
-// calmRedis is Redis with clients that send no command twice.
-func calmRedis() setting {
-	set := onRedis
-	set.patience = nothingTwice
-	return set
-}
-
 // redisWorld is a server of Redis, or its likeness in fake time.
 type redisWorld struct {
 	*soak

@@ -132,31 +132,6 @@ func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 	s.end()
 }
 
-// A soak checks one way to break a history in each round. This test checks all ways.
-func TestARecordedHistoryThatIsBrokenIsNoticed(t *testing.T) {
-	redistest.NoGoroutineLeft(t)
-	s := newSoak(t, rand.Uint64(), calmRedis())
-	t.Logf("seed %d", s.seed)
-	random := rand.New(rand.NewPCG(s.seed, 0))
-	ways := history.Breaks()
-	for round := uint64(0); len(ways) > 0; round++ {
-		require.Less(t, round, uint64(50), "no recording has a place for: %q", ways)
-		s.round(round, 300*time.Millisecond, func(*rand.Rand) {}) // without trouble
-		ops := append(slices.Clone(s.before), s.log.Take()...)
-		s.before = history.Tokens(ops)
-		r := history.Check(ops, checkLimit)
-		require.Equal(t, history.Kept, r.Verdict, r.Explain())
-		ways = slices.DeleteFunc(ways, func(way string) bool {
-			broken, ok := history.Break(random, ops, way)
-			if ok {
-				require.Equal(t, history.Broken, history.Check(broken, checkLimit).Verdict, way)
-			}
-			return ok
-		})
-	}
-	s.end()
-}
-
 func env(name, otherwise string) string {
 	if text := os.Getenv(name); text != "" {
 		return text

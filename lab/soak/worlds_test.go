@@ -5,7 +5,6 @@ package soak
 import (
 	"context"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/test/redistest"
-	"github.com/go-relock/relock/lab/soak/history"
 )
 
 // TestSoak runs in each world for the time in RELOCK_SOAK (default 4s). RELOCK_SEED repeats the
@@ -130,28 +128,4 @@ func TestSoakConvictsTransactionsWithoutTheirLock(t *testing.T) {
 	set.begin = func(s *soak) world { return lockless{startSQLite(s).(*database)} }
 	s := newSoak(t, seed, set)
 	require.NotEmpty(t, s.find(s.ttl), "nothing is found in a minute")
-}
-
-// TestARecordingOfKindsThatIsBrokenIsNoticed breaks sections in all ways.
-func TestARecordingOfKindsThatIsBrokenIsNoticed(t *testing.T) {
-	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
-	s := newSoak(t, random.Uint64(), calmRedis())
-	ways := history.KindBreaks()
-	for round := uint64(0); len(ways) > 0; round++ {
-		require.Less(t, round, uint64(50), "no recording has a place for: %q", ways)
-		s.round(round, 300*time.Millisecond, func(*rand.Rand) {}) // without trouble
-		k := s.takeKinds(s.log.Take())
-		require.Empty(t, k.Check(checkLimit))
-		var left []string
-		for _, way := range ways {
-			broken, ok := k.Break(random, way)
-			if !ok {
-				left = append(left, way)
-				continue
-			}
-			require.NotEmpty(t, broken.Check(checkLimit), way)
-		}
-		ways = left
-	}
-	s.end()
 }
