@@ -58,23 +58,6 @@ func TestTryAllAgainKeepsTheLeases(t *testing.T) {
 	}
 }
 
-func TestTryAllOfATakenLockTakesNothing(t *testing.T) {
-	r := newRig(t)
-	claims := r.claims(minute, minute, minute)
-	other := claims[1]
-	other.ID = store.ID(newID("b"))
-	_, err := r.store.Try(t.Context(), other)
-	require.NoError(t, err)
-	_, err = r.store.TryAll(t.Context(), claims)
-	var busy *store.Busy
-	require.ErrorAs(t, err, &busy)
-	require.Equal(t, r.key(1), busy.Name)
-	require.Equal(t, other.ID, busy.Owner)
-	require.InDelta(t, minute, busy.TTL, float64(time.Second))
-	require.Zero(t, r.rdb.Exists(t.Context(), r.key(0), r.key(2)).Val())
-	require.NoError(t, r.store.Release(t.Context(), store.Lease{Claim: other}))
-}
-
 func TestTryAllThatRedisRefusesIsLeftToSingleLocks(t *testing.T) {
 	r := newRig(t)
 	claims := r.claims(minute, minute)

@@ -566,25 +566,6 @@ func TestKindsOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
 	}
 }
 
-// TestKindsReplicaIsNotBelieved asks a server that has just become a replica, and has no data yet.
-func TestKindsReplicaIsNotBelieved(t *testing.T) {
-	server := redistest.Start(t)
-	rigs := []*kindRig{kindOf(newRigOn(t, server), store.ReadWrite), kindOf(newRigOn(t, server), store.Semaphore)}
-	rdb := rigs[0].rdb
-	require.NoError(t, rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
-	t.Cleanup(func() { require.NoError(t, rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
-	for _, r := range rigs {
-		for what, command := range r.commands(r.shared("a")) {
-			if what == "Look" { // reads, and decides nothing
-				continue
-			}
-			t.Run(fmt.Sprint(r.kind, ": ", what), func(t *testing.T) {
-				requireReadOnly(t, command)
-			})
-		}
-	}
-}
-
 func TestKindsUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 	for _, kind := range kindKinds {
 		t.Run(kind.String(), func(t *testing.T) {

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -138,31 +137,6 @@ func TestNamesWithBracesInEveryPosition(t *testing.T) {
 			require.Equal(t, strings.Contains(prefix, "{}"), fine == 0)
 			require.Positive(t, bad)
 		})
-	}
-}
-
-func TestNamesAtRandom(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
-	text := func() string {
-		b := make([]byte, rng.IntN(12))
-		for i := range b {
-			b[i] = "{}:ab\x00\xff é"[rng.IntN(10)]
-		}
-		return string(b)
-	}
-	for range 50_000 {
-		prefix, one, two := text(), "x"+text(), "x"+text()
-		a, errA := baseKey(prefix, one)
-		b, errB := baseKey(prefix, two)
-		if errA != nil || errB != nil {
-			continue
-		}
-		fits(t, prefix, a)
-		if (a == b) != (oneName(prefix, one) == oneName(prefix, two)) {
-			t.Fatalf("prefix %q: %q is at %q, and %q at %q", prefix, one, a, two, b)
-		}
 	}
 }
 

@@ -412,15 +412,6 @@ func (r *redissonRig) commands() map[string]func(ctx context.Context) error {
 	}
 }
 
-func TestRedissonAReplicaIsNotBelieved(t *testing.T) {
-	rdb := redistest.Start(t).Client()
-	r := newRedissonRig(t, rdb, false)
-	require.NoError(t, rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
-	for what, command := range r.commands() {
-		t.Run(what, func(t *testing.T) { requireReadOnly(t, command) })
-	}
-}
-
 func TestRedissonSaysThatAWaiterMayNotBeWoken(t *testing.T) {
 	server := redistest.Start(t)
 	if !server.AtLeast(7, 0) {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
@@ -104,12 +103,7 @@ func TestLeaseOfAReply(t *testing.T) {
 	}
 }
 
-func TestMillis(t *testing.T) {
-	for d, want := range map[time.Duration]int64{
-		0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, time.Second: 1000, minute: 60000,
-	} {
-		require.Equal(t, want, lifetime.Millis(d), d)
-	}
+func TestMillisOfARepeat(t *testing.T) {
 	for elapsed, want := range map[time.Duration]int64{
 		0: 60000, time.Second: 59000, minute - 1: 1, minute: 60000, minute + time.Second: 59000,
 	} {

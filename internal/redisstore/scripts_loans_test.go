@@ -277,20 +277,6 @@ func TestOutOfMemoryWithLoans(t *testing.T) {
 	}
 }
 
-// TestAReplicaIsNotBelievedAboutLoans asks a server that has just become a replica.
-func TestAReplicaIsNotBelievedAboutLoans(t *testing.T) {
-	server := redistest.Start(t)
-	r := newRigOn(t, server)
-	id := newID("a")
-	require.NoError(t, r.rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
-	t.Cleanup(func() { require.NoError(t, r.rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
-	for what, command := range r.ticketCommands(id, store.Lease{Claim: r.loan("b", id)}) {
-		t.Run(what, func(t *testing.T) {
-			requireReadOnly(t, command)
-		})
-	}
-}
-
 // TestTicketsNeedNoMoreThanThePrefix has a user with the rule of docs/OPERATIONS.md for loans.
 func TestTicketsNeedNoMoreThanThePrefix(t *testing.T) {
 	r := withUser(t, "&"+prefix+"*", "~"+prefix+"*", "+@all")

@@ -148,16 +148,19 @@ func TestOutOfMemory(t *testing.T) {
 // TestAReplicaIsNotBelieved asks a server that has just become a replica, and has no data yet.
 func TestAReplicaIsNotBelieved(t *testing.T) {
 	server := redistest.Start(t)
-	r := newRigOn(t, server)
+	r, redisson := newRigOn(t, server), newRedissonRig(t, server.Client(), false)
 	require.NoError(t, r.rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
 	t.Cleanup(func() { require.NoError(t, r.rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
-	for what, command := range r.commands(newID("a")) {
-		if what == "Look" { // reads, and decides nothing
-			continue
+	id := newID("a")
+	readWrite, semaphore := &kindRig{r, store.ReadWrite}, &kindRig{r, store.Semaphore}
+	for layout, commands := range map[string]map[string]func(context.Context) error{
+		"a mutex": r.commands(id), "a loan": r.ticketCommands(id, store.Lease{Claim: r.loan("b", id)}), "Redisson": redisson.commands(),
+		"a reader": readWrite.commands(readWrite.shared("a")), "a permit": semaphore.commands(semaphore.shared("a")),
+	} {
+		delete(commands, "Look") // reads, and decides nothing
+		for what, command := range commands {
+			t.Run(layout+": "+what, func(t *testing.T) { requireReadOnly(t, command) })
 		}
-		t.Run(what, func(t *testing.T) {
-			requireReadOnly(t, command)
-		})
 	}
 }
 
@@ -196,25 +199,6 @@ func withUser(t *testing.T, rules ...any) *rig {
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r.store = s.(*nativeStore)
 	return r
-}
-
-func TestAUserNeedsNoMoreThanItsPrefix(t *testing.T) {
-	r := withUser(t, "&"+prefix+"*", "~"+prefix+"*", "+@all")
-	ps := r.listen("b")
-	for _, what := range []string{"Release", "Forget", "Break"} {
-		id := newID("a")
-		l, err := r.store.Try(t.Context(), r.claim(id, minute))
-		require.NoError(t, err)
-		require.EqualValues(t, id, l.ID)
-		commands := r.commands(id)
-		for _, other := range []string{"acquire", "Enter", "Renew", "Token", "Look", what} {
-			require.NoError(t, commands[other](t.Context()), other)
-		}
-		granted := message(t, ps)
-		r.owner(granted, 1)
-		require.NoError(t, r.store.Forget(t.Context(), []store.Claim{r.claim(granted, minute)})[0])
-		r.free()
-	}
 }
 
 func TestALeaseThatCannotBeSetLeavesNoLockWithoutEnd(t *testing.T) {

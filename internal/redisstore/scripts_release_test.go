@@ -80,32 +80,6 @@ func TestUnits(t *testing.T) {
 	failed(replies[1])
 }
 
-// TestAMigratingSlot frees locks whose slot is on its way to another node. There Redis refuses keys
-// that do not exist any more.
-func TestAMigratingSlot(t *testing.T) {
-	cluster := redistest.StartCluster(t)
-	rdb := cluster.Client()
-	s, err := New(rdb, Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	r := &rig{T: t, rdb: cluster.MasterFor("relock:{x}").Client(), store: s.(*nativeStore), base: "relock:{x}"}
-	ps := r.listen("b")
-	first, last := r.enter("a"), ""
-	for range 2 {
-		last = r.waiter("b")
-	}
-	owner := func() string { return r.rdb.HKeys(t.Context(), r.base).Val()[0] }
-	move := cluster.BeginMove(r.base, cluster.MasterFor(other(cluster, r.base)))
-	for id := first; id != last; id = owner() { // to the last in the queue, whose key is gone then
-		require.NoError(t, r.store.Release(t.Context(), r.held(id, minute)))
-		require.Equal(t, owner(), message(t, ps))
-	}
-	move.MoveKeys(r.base)
-	move.Finish()
-	require.NoError(t, r.store.Release(t.Context(), r.held(last, minute)))
-	require.Empty(t, r.look().Owner)
-}
-
 // other is a key of another master.
 func other(c *redistest.Cluster, key string) string {
 	for i := 0; ; i++ {

@@ -340,27 +340,6 @@ func TestALostReplyOf(t *testing.T) {
 	})
 }
 
-// TestADeafClientKeepsNoHold has a client whose renewals arrive, and who hears no answers.
-func TestADeafClientKeepsNoHold(t *testing.T) {
-	const ttl = 4 * time.Second
-	r, faults := faulty(t)
-	id := newID("deaf")
-	l, err := r.store.Try(t.Context(), r.claim(id, ttl))
-	require.NoError(t, err)
-	_, err = r.store.Enter(t.Context(), l, 1) // the server knows the script
-	require.NoError(t, err)
-	faults.On(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
-	ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
-	defer cancel()
-	start := time.Now()
-	done := make(chan error, 1)
-	go func() { _, err := r.store.Enter(ctx, l, 2); done <- err }()
-	redistest.Eventually(t, limit, func() bool { return r.rdb.HGet(t.Context(), r.base, id).Val() == "2" }, "entered")
-	redistest.Eventually(t, limit, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 0 }, "the lease ends")
-	require.Less(t, time.Since(start), bound.Of(2*ttl))
-	require.ErrorIs(t, <-done, store.ErrUnsure)
-}
-
 func TestWatch(t *testing.T) {
 	r, faults := faulty(t)
 	doubts := make(chan store.ID, 100)
