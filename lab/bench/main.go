@@ -1,10 +1,10 @@
 // Command bench measures relock against other locks and against the least cost of a lock on Redis.
 // The command starts a redis-server of its own.
 //
-//	go run .              everything, half an hour or so; writes results, tables, page and charts
+//	go run .              everything, half an hour or so; writes results, tables and two figures of the README
 //	go run . -short       everything in small, some minutes; writes nothing
 //	go run . -run pair    only the workloads whose name begins so; writes nothing
-//	go run . -render      measures nothing; writes tables, page and charts from the newest result
+//	go run . -render      measures nothing; writes tables and figures from the newest result
 //
 // Ratios within a run count. The systems take turns in every round, in a new order each time, so
 // that all of them meet the same moods of the machine. In held each system has a single turn.
@@ -26,12 +26,12 @@ func main() {
 	}
 }
 
-// results is the directory of the results, their tables and charts. The readme has two figures.
+// results is the directory of the results and their tables. The readme has two figures.
 const results, readme = "results", "../../README.md"
 
 func command() error {
 	list := flag.Bool("list", false, "list the workloads")
-	render := flag.Bool("render", false, "measure nothing; write tables and charts from the newest result")
+	render := flag.Bool("render", false, "measure nothing; write the tables from the newest result")
 	short := flag.Bool("short", false, "small sizes and few rounds; writes nothing")
 	run := flag.String("run", "", "only the workloads whose name begins with this regular expression; writes nothing")
 	flag.Parse()

@@ -110,10 +110,7 @@ func requireFigures(t *testing.T, r *report) {
 }
 
 // pages are the places that render writes from a result, beside this directory.
-var pages = []string{
-	"bench/results/TABLES.md", "../README.md",
-	"bench/results/bench-pair.svg", "bench/results/bench-handover.svg", "bench/results/bench-hot.svg",
-}
+var pages = []string{"bench/results/TABLES.md", "../README.md"}
 
 // rendered renders a report between text by hand, twice, and returns what stands in each page.
 func rendered(t *testing.T, r *report, byHand map[string]string) map[string]string {
@@ -158,10 +155,6 @@ func requirePages(t *testing.T, r *report) {
 	for _, shown := range tables {
 		require.Contains(t, text[tablesOf], "\n## "+shown.title+"\n")
 	}
-	for _, c := range charts {
-		require.Contains(t, text["bench/results/bench-"+c.workload+".svg"], "relock, defaults")
-		require.Contains(t, text[tablesOf], "(bench-"+c.workload+".svg)")
-	}
 }
 
 // Pages that quote another run would quote a tree that is gone.
@@ -193,19 +186,6 @@ func TestStaysCountSectionsInARowAndTimeWithout(t *testing.T) {
 	s.enter(0, 11)
 	s.end(30)
 	require.EqualValues(t, 20, s.longest, "a client never had the lock")
-}
-
-func TestAChartShowsZeroAndLeavesOutNoFigure(t *testing.T) {
-	n := func(v float64) map[string]float64 { return map[string]float64{"n": v} }
-	r := &report{Records: []*record{
-		{System: "relock", Figures: n(0)}, {System: "redsync", Figures: n(30)}, {System: "redislock"},
-	}}
-	drawn := chart{metric: "n"}.draw(r)
-	require.Contains(t, drawn, "relock")
-	require.Contains(t, drawn, "redsync")
-	require.NotContains(t, drawn, "redislock")
-	require.NotContains(t, drawn, "NaN")
-	require.Empty(t, chart{metric: "other"}.draw(r))
 }
 
 func TestTheGuardSeesTwoInsideAtOnce(t *testing.T) {

@@ -18,22 +18,10 @@ const (
 	endMark   = "<!-- measured: end -->"
 )
 
-// render writes TABLES.md and the charts into results, and two figures into the README.
+// render writes TABLES.md into results, and two figures into the README.
 func (r *report) render(results, readme string) error {
-	shown := ""
-	for _, c := range charts {
-		drawn := c.draw(r)
-		if drawn == "" {
-			continue
-		}
-		name := "bench-" + c.workload + ".svg"
-		if err := os.WriteFile(filepath.Join(results, name), []byte(drawn), 0o644); err != nil {
-			return err
-		}
-		shown += fmt.Sprintf("\n![%s](%s)\n", c.title, name)
-	}
 	return errors.Join(
-		os.WriteFile(filepath.Join(results, "TABLES.md"), []byte(r.tables(shown)), 0o644),
+		os.WriteFile(filepath.Join(results, "TABLES.md"), []byte(r.tables()), 0o644),
 		fill(readme, r.sentence()),
 	)
 }

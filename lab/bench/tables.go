@@ -202,16 +202,16 @@ are tests (internal/test/budget).
 * **Mutual exclusion is watched** in every workload but nested and held, and the tables mark a library that let two in at once.
 * **Hand-overs are between separate clients** with connections of their own. Whoever had the lock asks again only when the next client has it.
 
-` + "`make bench`" + ` measures everything in half an hour, and writes this file, its charts and two figures of the README. ` + "`make bench RUN=pair`" + `
+` + "`make bench`" + ` measures everything in half an hour, and writes this file and two figures of the README. ` + "`make bench RUN=pair`" + `
 measures some workloads and writes nothing. It needs room for some thousand open files (` + "`ulimit -n`" + `), and a machine that does nothing else.
 `
 
-// tables returns the text of TABLES.md: the short table, the charts, the systems, and the tables of
+// tables returns the text of TABLES.md: the short table, the systems, and the tables of
 // all workloads.
-func (r *report) tables(charts string) string {
+func (r *report) tables() string {
 	var b strings.Builder
 	b.WriteString("# Benchmarks\n\nWritten by bench: relock beside the least that a lock on Redis can cost, and beside other libraries.\n\n")
-	fmt.Fprintf(&b, "%s\n\n%s%s\n## How it is measured\n\n%s\n## Systems\n\n", r.head(), r.summary(), charts, method)
+	fmt.Fprintf(&b, "%s\n\n%s\n## How it is measured\n\n%s\n## Systems\n\n", r.head(), r.summary(), method)
 	for _, s := range settings {
 		if r.has(s[0]) {
 			fmt.Fprintln(&b, strings.ReplaceAll(wrapped(fmt.Sprintf("* **%s**: %s.", s[0], s[1])), "\n", "\n  "))
