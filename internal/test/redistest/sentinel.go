@@ -215,16 +215,6 @@ func (s *Sentinel) WaitReplica() {
 	}
 }
 
-// Forget makes all sentinels forget the master, as sentinels that come back without their files.
-func (s *Sentinel) Forget() {
-	s.t.Helper()
-	for _, p := range s.sentinels {
-		if _, err := p.call("SENTINEL", "REMOVE", masterName); err != nil {
-			s.t.Fatalf("redistest: sentinel %s: %v", p.addr(), err)
-		}
-	}
-}
-
 // set changes the mood of all sentinels.
 func (s *Sentinel) set(m mood) {
 	s.t.Helper()

@@ -159,17 +159,6 @@ func BaseKey(name string) string {
 	return relock.DefaultPrefix + "{" + name + "}"
 }
 
-// Queue is the holds that wait for a lock, first come first.
-func (w *Arena) Queue(name string) []string {
-	w.T.Helper()
-	members, err := w.Plain.ZRange(context.Background(), BaseKey(name)+":queue", 0, -1).Result()
-	require.NoError(w.T, err)
-	for i, m := range members {
-		members[i], _, _ = strings.Cut(m, "|")
-	}
-	return members
-}
-
 // Calls is how many commands the server has run, by name.
 func (w *Arena) Calls() map[string]int {
 	w.T.Helper()

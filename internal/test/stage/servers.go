@@ -87,12 +87,6 @@ func SentinelPeer(w *Arena, s *redistest.Sentinel, options ...relock.Option) *Pe
 	return p
 }
 
-// A Failover is a way in which a master goes away.
-type Failover struct {
-	Fail     func() *redistest.Server // returns when all sentinels know the new master
-	ComeBack func()
-}
-
 // WithReplica is a server with a replica that is in sync.
 func WithReplica(t *testing.T) (*Arena, *redistest.Server) {
 	t.Helper()
