@@ -2,7 +2,8 @@
 //
 //	go run ./docs/pictures
 //
-// The sources stand beside the pictures.
+// The sources stand beside the pictures. Of metrics.svg, a recording of 20 minutes of
+// examples/observability, the picture alone is kept.
 package main
 
 import (
@@ -12,19 +13,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 )
 
 func main() {
 	dir := flag.String("dir", "docs/pictures", "the `directory` with the sources and the pictures")
-	prometheus := flag.String("record", "", "record metrics.series from the Prometheus at this `URL`, and draw nothing")
-	long := flag.Duration("for", 20*time.Minute, "record the last `time`")
 	flag.Parse()
-	run := func() error { return drawAll(*dir) }
-	if *prometheus != "" {
-		run = func() error { return record(*dir, *prometheus, *long) }
-	}
-	if err := run(); err != nil {
+	if err := drawAll(*dir); err != nil {
 		fmt.Fprintln(os.Stderr, "pictures:", err)
 		os.Exit(1)
 	}
@@ -50,7 +44,7 @@ func drawAll(dir string) error {
 
 // sources returns the files that pictures are made of.
 func sources(dir string) (names []string, err error) {
-	for _, ending := range []string{"*.diagram", "*.terminal", "*.series"} {
+	for _, ending := range []string{"*.diagram", "*.terminal"} {
 		found, err := filepath.Glob(filepath.Join(dir, ending))
 		if err != nil {
 			return nil, err
@@ -70,7 +64,7 @@ func draw(source string) (*canvas, error) {
 	if err != nil {
 		return nil, err
 	}
-	kinds := map[string]func(string) (*canvas, error){".diagram": drawDiagram, ".terminal": drawTerminal, ".series": drawSeries}
+	kinds := map[string]func(string) (*canvas, error){".diagram": drawDiagram, ".terminal": drawTerminal}
 	c, err := kinds[filepath.Ext(source)](string(text))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", source, err)

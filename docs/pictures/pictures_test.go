@@ -10,7 +10,7 @@ import (
 func TestPicturesAreCurrent(t *testing.T) {
 	sources, err := sources(".")
 	require.NoError(t, err)
-	require.Len(t, sources, 7)
+	require.Len(t, sources, 6)
 	for _, source := range sources {
 		c, err := draw(source)
 		require.NoError(t, err)
