@@ -302,7 +302,7 @@ func (w *redisWorld) bringBack(saved string) {
 
 // add adds the numbers of another soak, for the report.
 func (s *soak) add(o *soak) {
-	for _, m := range []struct{ to, from map[string]int }{{s.did, o.did}, {s.kinds.did, o.kinds.did}, {s.count, o.count}, {s.broken, o.broken}} {
+	for _, m := range []struct{ to, from map[string]int }{{s.did, o.did}, {s.kinds.did, o.kinds.did}, {s.count, o.count}} {
 		for name, n := range m.from {
 			m.to[name] += n
 		}

@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/lab/soak/history"
 	"github.com/go-relock/relock/store"
@@ -597,14 +595,4 @@ func (s *soak) takeKinds(ops []history.Op) *history.Kinds {
 	s.kinds.Kinds = history.Kinds{}
 	k.Ops, k.Quorum, k.Longest = ops, s.mode.Quorum, 2*s.ttl+2*s.patience
 	return &k
-}
-
-// breakKinds breaks the sections of a round in one way, and requires that the check notices.
-func (s *soak) breakKinds(random *rand.Rand, k *history.Kinds) {
-	s.t.Helper()
-	way := history.KindBreaks()[random.IntN(len(history.KindBreaks()))]
-	if broken, ok := k.Break(random, way); ok {
-		require.NotEmpty(s.t, broken.Check(checkLimit), "the check does not notice %s", way)
-		s.broken[way]++
-	}
 }

@@ -152,7 +152,6 @@ type soak struct {
 
 	before []history.Op    // for the next round, see history.Tokens
 	did    map[string]int  // calls by kind and outcome
-	broken map[string]int  // breaks of histories that were noticed
 	faults []history.Fault // of this round
 	count  map[string]int  // of all rounds
 	all    struct {
@@ -179,7 +178,7 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	t.Helper()
 	s := &soak{
 		t: t, seed: seed, setting: setting, log: history.NewRecorder(), waiting: map[int]wait{}, repeated: map[string]bool{},
-		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
+		did: map[string]int{}, count: map[string]int{},
 	}
 	if s.parts == nil {
 		s.parts = parts
@@ -302,8 +301,6 @@ func (s *soak) check(number uint64) string {
 	if wrong := append(s.wrong.list(), kinds.Check(checkLimit)...); len(wrong) > 0 {
 		return "a promise is broken:\n" + strings.Join(wrong, "\n")
 	}
-	s.breakKinds(rand.New(rand.NewPCG(s.seed, number<<8|254)), kinds)
-	s.breakIt(rand.New(rand.NewPCG(s.seed, number<<8|255)), ops)
 	return ""
 }
 
@@ -314,23 +311,6 @@ func (s *soak) draw(r *history.Report) []string {
 	files, err := r.Draw(filepath.Join(dir, "history"), s.faults)
 	require.NoError(s.t, err)
 	return files
-}
-
-// breakIt breaks the history of one lock, and requires that the check notices.
-func (s *soak) breakIt(random *rand.Rand, ops []history.Op) {
-	s.t.Helper()
-	name := locks[random.IntN(len(locks))]
-	ops = slices.DeleteFunc(slices.Clone(ops), func(op history.Op) bool { return op.Lock != name })
-	way := history.Breaks()[random.IntN(len(history.Breaks()))]
-	broken, ok := history.Break(random, ops, way)
-	if !ok {
-		return
-	}
-	r := history.Check(broken, checkLimit)
-	require.Equal(s.t, history.Broken, r.Verdict, "the check does not notice %s", way)
-	s.broken[way]++
-	s.all.took += r.Took
-	s.all.slowest = max(s.all.slowest, r.Took)
 }
 
 // what names a call for the report.
@@ -350,8 +330,8 @@ func (s *soak) report() {
 	s.t.Logf("did:    %s", tally(s.did))
 	s.t.Logf("kinds:  %s", tally(s.kinds.did))
 	s.t.Logf("faults: %s", tally(s.count))
-	s.t.Logf("found:  %d calls in %d rounds; %d operations in the largest; %s for the slowest check, %s for all; %d broken histories noticed; %d faults of the lock",
-		s.all.calls, s.all.rounds, s.all.largest, s.all.slowest.Round(time.Millisecond), s.all.took.Round(time.Millisecond), sum(s.broken),
+	s.t.Logf("found:  %d calls in %d rounds; %d operations in the largest; %s for the slowest check, %s for all; %d faults of the lock",
+		s.all.calls, s.all.rounds, s.all.largest, s.all.slowest.Round(time.Millisecond), s.all.took.Round(time.Millisecond),
 		len(s.wrong.list()))
 }
 

@@ -25,8 +25,6 @@ import (
 //   - every call returns soon after the end of its context;
 //   - at the end everybody can lock, and nothing is left;
 //   - calm rounds keep what trouble would excuse, see calmly.
-//
-// The history of each round is also broken in a random way, and the check must notice.
 func TestSoak(t *testing.T) {
 	duration, seed := settings(t)
 	for _, name := range slices.Sorted(maps.Keys(worlds)) {

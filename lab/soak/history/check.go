@@ -407,3 +407,10 @@ func whole(ops []Op) []porcupine.Operation {
 	}
 	return all
 }
+
+func takesAway(op Op) bool { return op.Kind == Force || op.Kind == Wipe || op.Kind == Forget }
+
+// meets says whether a call on that lock was under way at any time between two moments.
+func meets(op Op, lock string, from, to time.Duration) bool {
+	return op.Lock == lock && op.Call <= to && op.Return >= from
+}
