@@ -199,22 +199,6 @@ func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) error {
 	return err
 }
 
-// renew resets etcd leases to their whole length. renew leaves out the leases with number 0, and
-// returns ErrGone for a lease that has ended.
-func (s *Store) renew(ctx context.Context, r *renewer, ids []clientv3.LeaseID) []error {
-	errs := make([]error, len(ids))
-	if !slices.ContainsFunc(ids, func(id clientv3.LeaseID) bool { return id != 0 }) {
-		return errs
-	}
-	err := s.once(ctx, func(ctx context.Context) error { return r.renew(ctx, ids, errs) })
-	for i, id := range ids {
-		if err != nil && id != 0 {
-			errs[i] = store.Unsure(err)
-		}
-	}
-	return errs
-}
-
 // rest returns the rest of an etcd lease, rounded up; negative: there is no lease.
 func (s *Store) rest(ctx context.Context, id clientv3.LeaseID) (time.Duration, error) {
 	if id == clientv3.NoLease {

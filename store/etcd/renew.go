@@ -3,252 +3,159 @@ package relocketcd
 import (
 	"cmp"
 	"context"
-	"fmt"
-	"sync"
+	"errors"
+	"slices"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock/internal/attempts"
-	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/store"
 )
 
-const (
-	// answerLimit bounds the time for which a request may wait for its answer, and for which the
-	// first stream may take to open.
-	answerLimit = time.Second
-	// longestOpening bounds the time for which any stream may take to open: etcd may be busy with
-	// passwords.
-	longestOpening = 8 * time.Second
-	// inFlightMost is the number of requests in flight in a stream. The others take turns.
-	inFlightMost = 100
-)
-
-var errSilent = fmt.Errorf("no answer to a renewal in %s", answerLimit)
-
-// renewer renews etcd leases over one stream, which is open from the first renewal until close. The
-// etcd client authenticates anew for each stream of a user, and a password costs etcd a hundred
-// times as much as a renewal.
-type renewer struct {
-	client *clientv3.Client
-
-	mu       sync.Mutex
-	stream   *stream // nil: none is open, or opening
-	failures int     // the number of streams that have ended, from the last one with an answer on
-	closed   bool
-
-	pause attempts.Pause // before the next stream; used by run
+// Renew implements [store.Store].
+func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	if len(renewals) == 0 {
+		return nil
+	}
+	_, errs := s.keep(ctx, renewals)
+	return errs
 }
 
-// stream is one LeaseKeepAlive stream. etcd answers to the requests of a stream in their order.
-type stream struct {
-	requests chan request
-	free     chan struct{} // has an element for each request in flight
-	end      context.CancelCauseFunc
-	ended    chan struct{} // closed when nothing of the stream is left
-	err      error         // of the end, set before ended is closed
-
-	calls int // that use the stream; guarded by renewer.mu
-
-	mu       sync.Mutex
-	inFlight []request   // the oldest first
-	silence  *time.Timer // ends the stream if the oldest request gets no answer
-}
-
-// request asks etcd to renew one lease.
-type request struct {
-	id     clientv3.LeaseID
-	index  int // in the call
-	answer chan<- answer
-}
-
-type answer struct {
-	index int
-	err   error
-}
-
-// renew resets etcd leases to their whole length. renew leaves out the leases with number 0, and
-// writes ErrGone to errs for a lease that has ended. If the stream breaks, renew asks again in a
-// new stream, until ctx is done.
-func (r *renewer) renew(ctx context.Context, ids []clientv3.LeaseID, errs []error) error {
-	var last error
-	for {
-		err := r.attempt(ctx, ids, errs)
-		switch {
-		case err == nil || isRefusal(err) || r.client.Ctx().Err() != nil:
+// keep sets the count of each hold, and makes each lease last for the TTL of its renewal from sent
+// on. keep makes one attempt. keep renews the etcd leases that the process knows while it reads the
+// holds, as two waits, one behind the other, take too long on a busy machine.
+func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.Time, errs []error) {
+	sent = time.Now()
+	known := s.known(renewals)
+	var stays []*stay
+	var renewed []error
+	both := attempts.Each(2, 2, func(i int) (err error) {
+		if i == 0 {
+			stays, _, err = s.read(ctx, renewals)
 			return err
-		case ctx.Err() != nil:
-			return cmp.Or(last, err)
 		}
-		last = err
+		renewed = s.renew(ctx, &s.holds, known)
+		return nil
+	})
+	if err := cmp.Or(both...); err != nil {
+		return sent, slices.Repeat([]error{err}, len(renewals))
 	}
-}
-
-// attempt renews in one stream.
-func (r *renewer) attempt(ctx context.Context, ids []clientv3.LeaseID, errs []error) error {
-	st := r.join()
-	defer r.leave(st)
-	answers, open := make(chan answer, len(ids)), 0
-	for i, id := range ids {
-		if id == clientv3.NoLease {
-			continue
+	ids := make([]clientv3.LeaseID, len(renewals)) // to renew
+	errs = attempts.Each(len(renewals), parallel, func(i int) (err error) {
+		if stays[i] == nil {
+			return store.ErrGone
 		}
-		select {
-		case st.requests <- request{id, i, answers}:
-			open++
-		case <-st.ended:
-			return st.err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	for ; open > 0; open-- {
-		select {
-		case a := <-answers:
-			errs[a.index] = a.err
-		case <-st.ended:
-			return st.err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
-}
-
-// join returns the stream for a call. The call ends with leave.
-func (r *renewer) join() *stream {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stream == nil {
-		ctx, end := context.WithCancelCause(context.Background())
-		r.stream = &stream{
-			requests: make(chan request), free: make(chan struct{}, inFlightMost), end: end, ended: make(chan struct{}),
-			silence: time.AfterFunc(time.Hour, func() { end(errSilent) }),
-		}
-		r.stream.silence.Stop()
-		go r.run(ctx, r.stream, r.failures)
-	}
-	r.stream.calls++
-	return r.stream
-}
-
-// leave ends a call. After close, the stream ends with its last call.
-func (r *renewer) leave(st *stream) {
-	r.mu.Lock()
-	st.calls--
-	last := r.closed && st.calls == 0
-	r.mu.Unlock()
-	if last {
-		st.end(nil)
-		<-st.ended
-	}
-}
-
-// close ends the stream. A call that is in flight keeps the stream until the call has its answers,
-// and a later call opens a stream of its own.
-func (r *renewer) close() {
-	r.mu.Lock()
-	r.closed = true
-	st := r.stream
-	unused := st != nil && st.calls == 0
-	r.mu.Unlock()
-	if unused {
-		st.end(nil)
-	}
-	if st != nil {
-		<-st.ended
-	}
-}
-
-// run serves a stream until its end. The more streams have failed, the later run opens the next
-// one. An interceptor that panics ends its stream.
-func (r *renewer) run(ctx context.Context, st *stream, failures int) {
-	if failures > 0 {
-		r.pause.Wait(ctx.Done())
-	}
-	answered := false
-	err := attempts.Apart(func() error { return r.serve(ctx, st, failures, &answered) })
-	st.silence.Stop()
-	st.err = rpctypes.Error(cmp.Or(context.Cause(ctx), err))
-	st.end(nil)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stream, r.failures = nil, min(failures+1, 6); answered {
-		r.failures, r.pause = 1, attempts.Pause{}
-	}
-	close(st.ended)
-}
-
-// serve opens a stream, and serves the stream until its end. The more streams have failed, the
-// longer may the opening take.
-func (r *renewer) serve(ctx context.Context, st *stream, failures int, answered *bool) error {
-	opening := min(answerLimit<<failures, longestOpening)
-	late := time.AfterFunc(opening, func() { st.end(fmt.Errorf("no stream for renewals in %s", opening)) })
-	rpc, err := pb.NewLeaseClient(r.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
-	late.Stop()
-	if err != nil {
+		ids[i], err = s.update(ctx, *stays[i], renewals[i])
 		return err
+	})
+	late := slices.Clone(ids) // not renewed yet
+	for i, id := range ids {
+		if id == known[i] {
+			late[i] = clientv3.NoLease
+		} else { // the hold has another etcd lease by now
+			renewed[i] = nil
+		}
 	}
-	var sender group.Group
-	sender.Go(func() { st.send(ctx, rpc) })
-	for err = st.receive(rpc); err == nil; err = st.receive(rpc) {
-		*answered = true
+	for i, err := range s.renew(ctx, &s.holds, late) {
+		err = cmp.Or(err, renewed[i])
+		id := renewals[i].Lease.ID
+		if errors.Is(err, store.ErrGone) {
+			err = s.ended(ctx, renewals[i], ids[i])
+		}
+		errs[i] = cmp.Or(errs[i], err)
+		if errs[i] == nil && ids[i] != 0 {
+			s.pool.renewed(id, lease{id: ids[i], ttl: stays[i].TTL, sent: sent})
+		}
+		if errors.Is(errs[i], store.ErrGone) {
+			s.pool.drop(id)
+		}
 	}
-	st.end(err)
-	sender.Close()
-	sender.Wait()
+	return sent, errs
+}
+
+// known returns the etcd lease to renew for each hold, or 0 if the process does not know the lease.
+func (s *Store) known(renewals []store.Renewal) []clientv3.LeaseID {
+	ids := make([]clientv3.LeaseID, len(renewals))
+	for i, r := range renewals {
+		if h, found := s.pool.hold(r.Lease.ID); found && r.TTL > 0 {
+			ids[i] = h.lease.id
+		}
+	}
+	return ids
+}
+
+// ended returns the error of a renewal whose etcd lease has ended. Another call may have given the
+// hold a longer etcd lease.
+func (s *Store) ended(ctx context.Context, r store.Renewal, id clientv3.LeaseID) error {
+	stays, _, err := s.read(ctx, []store.Renewal{r})
+	switch {
+	case err != nil:
+		return err
+	case stays[0] != nil && stays[0].lease != id:
+		return store.Unavailable(errors.New("the hold has a new etcd lease"))
+	default:
+		return store.ErrGone
+	}
+}
+
+// update writes the count of a hold if the count is new, and gives the hold a longer etcd lease if
+// the TTL needs one. update returns the etcd lease that is left to renew, or 0.
+func (s *Store) update(ctx context.Context, st stay, r store.Renewal) (clientv3.LeaseID, error) {
+	next, option, left := st.record, clientv3.WithIgnoreLease(), clientv3.LeaseID(0)
+	next.Count = r.Count
+	if r.TTL > 0 {
+		left = st.lease
+	}
+	longer := seconds(r.Lease.Kept(r.TTL)) > st.TTL
+	var l lease
+	if longer {
+		var err error
+		l, err = s.takeLease(ctx, seconds(r.Lease.Kept(r.TTL)), 0)
+		if err != nil {
+			return 0, err
+		}
+		next.TTL, option, left = l.ttl, clientv3.WithLease(l.id), 0
+	}
+	if next == st.record {
+		return left, nil
+	}
+	err := s.rewrite(ctx, st, next, option)
+	switch {
+	case longer && err == nil:
+		if old, found := s.pool.exchange(st.ID, l); found {
+			_ = s.revoke(ctx, old.id)
+		}
+	case longer && !errors.Is(err, store.ErrUnsure):
+		s.giveLease(ctx, l)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return left, nil
+}
+
+// rewrite changes the value of a key.
+func (s *Store) rewrite(ctx context.Context, st stay, next record, options ...clientv3.OpOption) error {
+	resp, err := s.change(ctx, is(st), []clientv3.Op{put(st.key, next, options...)}, nil)
+	if err == nil && !resp.Succeeded {
+		return store.ErrGone
+	}
 	return err
 }
 
-// send sends the requests of a stream.
-func (st *stream) send(ctx context.Context, rpc pb.Lease_LeaseKeepAliveClient) {
-	for {
-		select {
-		case st.free <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-		select {
-		case q := <-st.requests:
-			st.mu.Lock()
-			if st.inFlight = append(st.inFlight, q); len(st.inFlight) == 1 {
-				st.silence.Reset(answerLimit)
-			}
-			st.mu.Unlock()
-			if rpc.Send(&pb.LeaseKeepAliveRequest{ID: int64(q.id)}) != nil {
-				return // receive has the error
-			}
-		case <-ctx.Done():
-			return
+// renew resets etcd leases to their whole length. renew leaves out the leases with number 0, and
+// returns ErrGone for a lease that has ended.
+func (s *Store) renew(ctx context.Context, r *renewer, ids []clientv3.LeaseID) []error {
+	errs := make([]error, len(ids))
+	if !slices.ContainsFunc(ids, func(id clientv3.LeaseID) bool { return id != 0 }) {
+		return errs
+	}
+	err := s.once(ctx, func(ctx context.Context) error { return r.renew(ctx, ids, errs) })
+	for i, id := range ids {
+		if err != nil && id != 0 {
+			errs[i] = store.Unsure(err)
 		}
 	}
-}
-
-// receive takes in an answer to the oldest request.
-func (st *stream) receive(rpc pb.Lease_LeaseKeepAliveClient) error {
-	resp, err := rpc.Recv()
-	if err != nil {
-		return err
-	}
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if len(st.inFlight) == 0 || int64(st.inFlight[0].id) != resp.ID {
-		return fmt.Errorf("an answer about the lease %x, which is not due", resp.ID)
-	}
-	q := st.inFlight[0]
-	if st.inFlight = st.inFlight[1:]; len(st.inFlight) > 0 {
-		st.silence.Reset(answerLimit)
-	} else {
-		st.silence.Stop()
-	}
-	<-st.free
-	a := answer{index: q.index}
-	if resp.TTL <= 0 {
-		a.err = store.ErrGone
-	}
-	q.answer <- a
-	return nil
+	return errs
 }

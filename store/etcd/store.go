@@ -50,7 +50,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -239,15 +238,6 @@ func (s *Store) remove(ctx context.Context, a store.Claim) (stay, error) {
 	return st, nil
 }
 
-// Renew implements [store.Store].
-func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	if len(renewals) == 0 {
-		return nil
-	}
-	_, errs := s.keep(ctx, renewals)
-	return errs
-}
-
 // Forget implements [store.Store]. Forget revokes the etcd leases of the claims, so that a command of
 // theirs that comes late has no effect.
 func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
@@ -292,85 +282,6 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
 	return drawn.Token, nil
 }
 
-// List implements [store.Listing], a thousand keys at a time.
-func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind, error) {
-	if ctx.Err() != nil {
-		return nil, lifetime.Ended(ctx)
-	}
-	found := make(map[string]store.Kind)
-	end := clientv3.GetPrefixRangeEnd(s.prefix)
-	for from, more := cmp.Or(s.prefix, "\x00"), true; more; {
-		resp, err := s.get(ctx, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(1000), clientv3.WithKeysOnly()))
-		if err != nil {
-			return nil, err
-		}
-		page := resp.Responses[0].GetResponseRange()
-		for _, kv := range page.Kvs {
-			from = string(kv.Key) + "\x00" // the next page begins behind the last key
-			name, rest, is := strings.Cut(strings.TrimPrefix(string(kv.Key), s.prefix), "/")
-			if is && name != "" && !strings.Contains(rest, "/") { // the others are notices, or of other programs
-				found[name] = store.Mutex
-			}
-		}
-		more = page.More
-	}
-	return found, nil
-}
-
-// Look implements [store.Store]. The owner of a key of another program is named after the end of
-// the key: "etcd:694d7b3f5c1e2a08:0". The token of a hold that has waited is larger than in State.
-func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
-	owner, keys, err := s.owner(ctx, a)
-	if err != nil || keys == 0 {
-		return state, err
-	}
-	rest, err := s.rest(ctx, owner.lease)
-	if err != nil {
-		return state, err
-	}
-	return store.State{
-		Owner: owner.id(), Count: max(owner.Count, 1), TTL: rest, Limit: 1,
-		Token: max(owner.revision, owner.Token), Waiters: keys - 1,
-	}, nil
-}
-
-// owner returns the key that has the lock, and the number of keys.
-func (s *Store) owner(ctx context.Context, a store.Claim) (owner stay, keys int, err error) {
-	if ctx.Err() != nil {
-		return owner, 0, lifetime.Ended(ctx)
-	}
-	resp, err := s.get(ctx, s.oldest(a))
-	if err != nil {
-		return owner, 0, err
-	}
-	answer := resp.Responses[0].GetResponseRange()
-	for _, kv := range answer.Kvs {
-		owner = stayOf(kv)
-	}
-	return owner, int(answer.Count), nil
-}
-
-// Break implements [store.Store]. Break tells the client of the hold, and leaves the etcd lease to
-// its end: other keys of another program may need the lease.
-func (s *Store) Break(ctx context.Context, a store.Claim) error {
-	owner, _, err := s.owner(ctx, a)
-	switch {
-	case err != nil:
-		return err
-	case owner.id() != a.ID:
-		return store.ErrGone
-	}
-	broken := []clientv3.Op{clientv3.OpDelete(owner.key)}
-	if owner.ID != "" {
-		broken = append(broken, s.notice(owner))
-	}
-	resp, err := s.change(ctx, is(owner), broken, nil)
-	if err == nil && !resp.Succeeded {
-		return store.ErrGone
-	}
-	return err
-}
-
 // Close ends the streams of renewals and watches, and revokes the etcd leases that no hold uses.
 func (s *Store) Close() error {
 	s.group.Close()
@@ -383,128 +294,6 @@ func (s *Store) Close() error {
 	defer cancel()
 	attempts.Each(len(left), parallel, func(i int) error { return s.revoke(ctx, left[i].id) })
 	return nil
-}
-
-// keep sets the count of each hold, and makes each lease last for the TTL of its renewal from sent
-// on. keep makes one attempt. keep renews the etcd leases that the process knows while it reads the
-// holds, as two waits, one behind the other, take too long on a busy machine.
-func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.Time, errs []error) {
-	sent = time.Now()
-	known := s.known(renewals)
-	var stays []*stay
-	var renewed []error
-	both := attempts.Each(2, 2, func(i int) (err error) {
-		if i == 0 {
-			stays, _, err = s.read(ctx, renewals)
-			return err
-		}
-		renewed = s.renew(ctx, &s.holds, known)
-		return nil
-	})
-	if err := cmp.Or(both...); err != nil {
-		return sent, slices.Repeat([]error{err}, len(renewals))
-	}
-	ids := make([]clientv3.LeaseID, len(renewals)) // to renew
-	errs = attempts.Each(len(renewals), parallel, func(i int) (err error) {
-		if stays[i] == nil {
-			return store.ErrGone
-		}
-		ids[i], err = s.update(ctx, *stays[i], renewals[i])
-		return err
-	})
-	late := slices.Clone(ids) // not renewed yet
-	for i, id := range ids {
-		if id == known[i] {
-			late[i] = clientv3.NoLease
-		} else { // the hold has another etcd lease by now
-			renewed[i] = nil
-		}
-	}
-	for i, err := range s.renew(ctx, &s.holds, late) {
-		err = cmp.Or(err, renewed[i])
-		id := renewals[i].Lease.ID
-		if errors.Is(err, store.ErrGone) {
-			err = s.ended(ctx, renewals[i], ids[i])
-		}
-		errs[i] = cmp.Or(errs[i], err)
-		if errs[i] == nil && ids[i] != 0 {
-			s.pool.renewed(id, lease{id: ids[i], ttl: stays[i].TTL, sent: sent})
-		}
-		if errors.Is(errs[i], store.ErrGone) {
-			s.pool.drop(id)
-		}
-	}
-	return sent, errs
-}
-
-// known returns the etcd lease to renew for each hold, or 0 if the process does not know the lease.
-func (s *Store) known(renewals []store.Renewal) []clientv3.LeaseID {
-	ids := make([]clientv3.LeaseID, len(renewals))
-	for i, r := range renewals {
-		if h, found := s.pool.hold(r.Lease.ID); found && r.TTL > 0 {
-			ids[i] = h.lease.id
-		}
-	}
-	return ids
-}
-
-// ended returns the error of a renewal whose etcd lease has ended. Another call may have given the
-// hold a longer etcd lease.
-func (s *Store) ended(ctx context.Context, r store.Renewal, id clientv3.LeaseID) error {
-	stays, _, err := s.read(ctx, []store.Renewal{r})
-	switch {
-	case err != nil:
-		return err
-	case stays[0] != nil && stays[0].lease != id:
-		return store.Unavailable(errors.New("the hold has a new etcd lease"))
-	default:
-		return store.ErrGone
-	}
-}
-
-// update writes the count of a hold if the count is new, and gives the hold a longer etcd lease if
-// the TTL needs one. update returns the etcd lease that is left to renew, or 0.
-func (s *Store) update(ctx context.Context, st stay, r store.Renewal) (clientv3.LeaseID, error) {
-	next, option, left := st.record, clientv3.WithIgnoreLease(), clientv3.LeaseID(0)
-	next.Count = r.Count
-	if r.TTL > 0 {
-		left = st.lease
-	}
-	longer := seconds(r.Lease.Kept(r.TTL)) > st.TTL
-	var l lease
-	if longer {
-		var err error
-		l, err = s.takeLease(ctx, seconds(r.Lease.Kept(r.TTL)), 0)
-		if err != nil {
-			return 0, err
-		}
-		next.TTL, option, left = l.ttl, clientv3.WithLease(l.id), 0
-	}
-	if next == st.record {
-		return left, nil
-	}
-	err := s.rewrite(ctx, st, next, option)
-	switch {
-	case longer && err == nil:
-		if old, found := s.pool.exchange(st.ID, l); found {
-			_ = s.revoke(ctx, old.id)
-		}
-	case longer && !errors.Is(err, store.ErrUnsure):
-		s.giveLease(ctx, l)
-	}
-	if err != nil {
-		return 0, err
-	}
-	return left, nil
-}
-
-// rewrite changes the value of a key.
-func (s *Store) rewrite(ctx context.Context, st stay, next record, options ...clientv3.OpOption) error {
-	resp, err := s.change(ctx, is(st), []clientv3.Op{put(st.key, next, options...)}, nil)
-	if err == nil && !resp.Succeeded {
-		return store.ErrGone
-	}
-	return err
 }
 
 // seconds returns the shortest etcd lease for a time.

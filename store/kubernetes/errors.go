@@ -2,6 +2,7 @@ package relockk8s
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -67,3 +68,14 @@ var quoted = regexp.MustCompile(`"[^"]*"`)
 func isQuota(err error) bool {
 	return strings.Contains(quoted.ReplaceAllString(err.Error(), ""), "quota")
 }
+
+// tooBusy is the error of a command that has met a new version of the Lease each time.
+func tooBusy() error {
+	return store.Unavailable(fmt.Errorf("the Lease has changed during each of %d attempts", changes))
+}
+
+// errChanged reports a command that was refused because the Lease is not as read, or is there.
+var errChanged = errors.New("another client has changed the Lease")
+
+// isChanged says whether a command was refused because the Lease is not as read, or is gone.
+func isChanged(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }

@@ -137,9 +137,6 @@ func labelOf(client string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// errChanged reports a command that was refused because the Lease is not as read, or is there.
-var errChanged = errors.New("another client has changed the Lease")
-
 // get reads a Lease, and returns nil if there is none.
 func (s *Store) get(ctx context.Context, name string) (v *view, err error) {
 	var lease *api.Lease
@@ -200,9 +197,6 @@ func (s *Store) remove(ctx context.Context, v *view) error {
 	}
 	return err
 }
-
-// isChanged says whether a command was refused because the Lease is not as read, or is gone.
-func isChanged(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 // write runs a command that writes, and notes the Lease in its answer. If the command fails without
 // an answer, the command may have run, or may run yet.

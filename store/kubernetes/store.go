@@ -1,7 +1,6 @@
 package relockk8s
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	api "k8s.io/api/coordination/v1"
-	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
@@ -130,11 +127,6 @@ func (s *Store) take(ctx context.Context, a store.Claim) (l store.Lease, v *view
 	return store.Lease{}, nil, tooBusy()
 }
 
-// tooBusy is the error of a command that has met a new version of the Lease each time.
-func tooBusy() error {
-	return store.Unavailable(fmt.Errorf("the Lease has changed during each of %d attempts", changes))
-}
-
 // Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	var sent time.Time
@@ -152,22 +144,6 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 		l.Sent = sent
 	}
 	return l, nil
-}
-
-// keep sets the count of a hold, and makes its lease last for the TTL of the renewal from sent on.
-// keep makes one attempt. A hold whose lease is over is gone, and keep deletes its Lease.
-func (s *Store) keep(ctx context.Context, r store.Renewal) (sent time.Time, err error) {
-	err = s.change(ctx, r.Lease.Claim, func(v *view) error {
-		if !v.held() {
-			return cmp.Or(s.remove(ctx, v), store.ErrGone)
-		}
-		sent = time.Now()
-		_, err := s.update(ctx, v, record{
-			ID: r.Lease.ID, TTL: max(lifetime.Millis(r.Lease.Kept(r.TTL)), lifetime.Millis(v.rest())), Count: r.Count, Token: v.token(),
-		})
-		return err
-	})
-	return sent, err
 }
 
 // change runs a command on the Lease of a hold, and again if the Lease has changed meanwhile. The
@@ -199,12 +175,6 @@ func (s *Store) Release(ctx context.Context, l store.Lease) error {
 	return attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func() error { return s.Break(ctx, l.Claim) })
 }
 
-// Break implements [store.Store]. Break deletes the Lease of a hold, also of a holder of another
-// program. A hold whose lease is over is there until another hold has the lock.
-func (s *Store) Break(ctx context.Context, a store.Claim) error {
-	return s.change(ctx, a, func(v *view) error { return s.remove(ctx, v) })
-}
-
 // Forget implements [store.Store]. A command that was sent before, and comes later yet, can take
 // the lock for one lease.
 func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
@@ -221,14 +191,6 @@ func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
 	})
 }
 
-// Renew implements [store.Store]. A renewal is one update.
-func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	return attempts.Each(len(renewals), parallel, func(i int) error {
-		_, err := s.keep(ctx, renewals[i])
-		return err
-	})
-}
-
 // Token returns the token in the lease of the hold.
 func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
 	v, err := s.look(ctx, l.Claim)
@@ -239,55 +201,6 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
 		return 0, store.ErrGone
 	}
 	return v.token(), nil
-}
-
-// Look implements [store.Store]. The rest of a lease counts from the first look of the process at
-// the Lease since its last renewal. The owner of a Lease of another program is
-// "kubernetes:<holderIdentity>:0".
-func (s *Store) Look(ctx context.Context, a store.Claim) (store.State, error) {
-	v, err := s.look(ctx, a)
-	if err != nil || v == nil {
-		return store.State{}, err
-	}
-	return store.State{Owner: v.owner(), Count: max(v.Count, 1), TTL: max(v.rest(), time.Millisecond), Limit: 1, Token: v.token()}, nil
-}
-
-// look reads the Lease, and returns nil if nobody has the lock.
-func (s *Store) look(ctx context.Context, a store.Claim) (*view, error) {
-	if ctx.Err() != nil {
-		return nil, lifetime.Ended(ctx)
-	}
-	v, err := s.get(ctx, a.Name)
-	if err != nil || v == nil || !v.held() {
-		return nil, err
-	}
-	return v, nil
-}
-
-// List implements [store.Listing]: the Leases that this package has made. List needs the right to
-// list, as no other call does.
-func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind, error) {
-	if ctx.Err() != nil {
-		return nil, lifetime.Ended(ctx)
-	}
-	found := make(map[string]store.Kind)
-	options := meta.ListOptions{LabelSelector: clientLabel, Limit: 500}
-	for {
-		var page *api.LeaseList
-		err := once(ctx, func(ctx context.Context) (err error) {
-			page, err = s.leases.List(ctx, options)
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		for i := range page.Items {
-			found[page.Items[i].Name] = store.Mutex
-		}
-		if options.Continue = page.Continue; options.Continue == "" {
-			return found, nil
-		}
-	}
 }
 
 // Close does nothing: the Store has no connection of its own, and its goroutines end with the calls

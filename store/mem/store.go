@@ -13,9 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
-	"time"
 
 	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
@@ -130,44 +128,6 @@ func (s *Store) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
 	return each(leases, func(l store.Lease) error { return s.Release(ctx, l) })
 }
 
-// Wait implements [store.Store]. Wait calls progress once for each place that the hold takes in the
-// queue. A wait that ends with ctx takes its place back, unless an interruption prevents that.
-func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
-	for {
-		var h *hold
-		var in bool
-		var p store.Progress
-		err = s.patiently(ctx, a, "acquire", func(k *lock) error {
-			if h, in, err = k.claim(a); err == nil && !in {
-				p = store.Progress{Busy: k.busy(h), Queued: true}
-				p.Position, err = k.join(h)
-			}
-			l = h.Lease
-			return err
-		})
-		if err != nil {
-			return l, s.giveUp(a, err)
-		}
-		if in {
-			return l, nil
-		}
-		progress(p)
-		select {
-		case <-h.moved:
-		case <-ctx.Done():
-			return l, s.giveUp(a, lifetime.Ended(ctx))
-		}
-	}
-}
-
-// giveUp takes back what a wait has got, and returns the error of the wait.
-func (s *Store) giveUp(a store.Claim, err error) error {
-	if s.Forget(context.Background(), []store.Claim{a})[0] != nil {
-		return store.Unsure(err)
-	}
-	return err
-}
-
 // Enter implements [store.Store]. If l.TTL is 0, Enter returns the lease that the hold has.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	err := s.patiently(ctx, l.Claim, "renew", of(l.ID, func(_ *lock, h *hold) {
@@ -217,111 +177,8 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 	return token, err
 }
 
-// Look implements [store.Store].
-func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
-	err = s.once(ctx, a.Name, func(k *lock) error {
-		state = store.State{Token: s.tokens[a.Name], Waiters: len(k.queue)}
-		if err := k.is(a.Kind); err != nil {
-			return err
-		}
-		for i, h := range k.byEnd() {
-			if i == 0 {
-				state.Owner, state.Count, state.TTL, state.Limit = h.ID, h.count, time.Until(h.end()), h.Limit
-				continue
-			}
-			state.Others = append(state.Others, store.Held{ID: h.ID, TTL: time.Until(h.end()), Limit: h.Limit})
-		}
-		return nil
-	})
-	return state, err
-}
-
-// List implements [store.Listing].
-func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind, error) {
-	if ctx.Err() != nil {
-		return nil, lifetime.Ended(ctx)
-	}
-	found := make(map[string]store.Kind)
-	_, err := s.attempt(func() error {
-		for name, k := range s.locks {
-			for _, h := range slices.Concat(k.holds, k.queue) {
-				found[name] = h.Kind
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return found, nil
-}
-
-// Break implements [store.Store]. Break tells the hold's client.
-func (s *Store) Break(ctx context.Context, a store.Claim) error {
-	err := s.once(ctx, a.Name, of(a.ID, func(k *lock, h *hold) {
-		s.recall(h)
-		k.remove(a.ID)
-	}))
-	if err == nil || errors.Is(err, store.ErrUnsure) {
-		s.tell(a.ID)
-	}
-	return err
-}
-
-// Want implements [store.Asking].
-func (s *Store) Want(ctx context.Context, a store.Claim) error {
-	err := s.once(ctx, a.Name, of(a.ID, func(*lock, *hold) {}))
-	if err == nil || errors.Is(err, store.ErrUnsure) {
-		s.askers.Tell(a.ID)
-	}
-	return err
-}
-
-// WatchWanted implements [store.Asking]. Want calls wanted in its own goroutine.
-func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
-	return s.askers.Add(client, wanted)
-}
-
-// Announce implements [store.Announcing].
-func (s *Store) Announce(ctx context.Context, a store.Claim) error {
-	err := s.once(ctx, a.Name, func(*lock) error { return nil })
-	if err == nil {
-		s.follow.Tell(store.ID(strconv.Quote(a.Name) + ":"))
-	}
-	return err
-}
-
-// Announced implements [store.Announcing]. Announce calls heard in its own goroutine.
-func (s *Store) Announced(name string, heard func()) (stop func()) {
-	return s.follow.Add(strconv.Quote(name), func(store.ID) { heard() })
-}
-
 // Close does nothing. Clients that share the Store go on, and so does the Store.
 func (s *Store) Close() error { return nil }
-
-// Watch implements [store.Watcher]. [Store.Break], [Store.Lose] and the end of an interruption call
-// doubt, in their own goroutine. Watch itself calls doubt if a hold may be gone since before.
-func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
-	s.mu.Lock()
-	stop = s.watchers.Add(client, doubt)
-	missed := s.missed
-	s.mu.Unlock()
-	if missed {
-		doubt("")
-	}
-	return stop
-}
-
-// tell calls the watchers of the hold's client; all watchers if id is empty.
-func (s *Store) tell(id store.ID) {
-	s.mu.Lock()
-	doubts := s.watchers.Of(id)
-	s.missed = s.missed || len(doubts) == 0 && id != ""
-	s.mu.Unlock()
-	for _, doubt := range doubts {
-		doubt(id)
-	}
-}
 
 // Lose forgets every hold of the lock, as a server that crashes does. The queue stays, so the lock
 // goes to the next waiter at once. Lose tells the clients of the lost holds.

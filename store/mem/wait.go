@@ -6,8 +6,47 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
+
+// Wait implements [store.Store]. Wait calls progress once for each place that the hold takes in the
+// queue. A wait that ends with ctx takes its place back, unless an interruption prevents that.
+func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
+	for {
+		var h *hold
+		var in bool
+		var p store.Progress
+		err = s.patiently(ctx, a, "acquire", func(k *lock) error {
+			if h, in, err = k.claim(a); err == nil && !in {
+				p = store.Progress{Busy: k.busy(h), Queued: true}
+				p.Position, err = k.join(h)
+			}
+			l = h.Lease
+			return err
+		})
+		if err != nil {
+			return l, s.giveUp(a, err)
+		}
+		if in {
+			return l, nil
+		}
+		progress(p)
+		select {
+		case <-h.moved:
+		case <-ctx.Done():
+			return l, s.giveUp(a, lifetime.Ended(ctx))
+		}
+	}
+}
+
+// giveUp takes back what a wait has got, and returns the error of the wait.
+func (s *Store) giveUp(a store.Claim, err error) error {
+	if s.Forget(context.Background(), []store.Claim{a})[0] != nil {
+		return store.Unsure(err)
+	}
+	return err
+}
 
 // shown is a wait that the Store shows until end.
 type shown struct {

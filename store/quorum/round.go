@@ -2,15 +2,11 @@ package quorum
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-relock/relock/internal/attempts"
-	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -119,11 +115,6 @@ func (q *quorum) quiet(i int) time.Duration {
 	return time.Since(q.begun) - time.Duration(last)
 }
 
-// answered reports whether err is the word of a member that could be reached.
-func answered(err error) bool {
-	return err == nil || isBusy(err) || gone(err)
-}
-
 func (r *round[T]) take(i int) {
 	r.answers[i] = r.made[i]
 	r.open--
@@ -188,16 +179,6 @@ func (r *round[T]) behind() {
 	}
 }
 
-// unreached returns the error of a member that could not be reached, if errs has one.
-func unreached(errs []error) error {
-	for _, err := range errs {
-		if unavailable(err) {
-			return err
-		}
-	}
-	return nil
-}
-
 // first returns the answer of the first member that can be reached. first returns false while that
 // member is not known.
 func (r *round[T]) first() (a answer[T], known bool) {
@@ -236,86 +217,6 @@ func (r *round[T]) errs() []error {
 		}
 	}
 	return errs
-}
-
-// where returns the members whose errors match.
-func where(errs []error, match func(error) bool) (members []int) {
-	for i, err := range errs {
-		if match(err) {
-			members = append(members, i)
-		}
-	}
-	return members
-}
-
-func done(err error) bool        { return err == nil }
-func gone(err error) bool        { return errors.Is(err, store.ErrGone) }
-func unsure(err error) bool      { return errors.Is(err, store.ErrUnsure) }
-func unavailable(err error) bool { return errors.Is(err, store.ErrUnavailable) }
-func isBusy(err error) bool      { return errors.As(err, new(*store.Busy)) }
-
-var (
-	errOpen       = store.Unsure(errors.New("no answer yet"))
-	errNoMajority = errors.New("no majority of the members agrees")
-	errNotAsked   = errors.New("not asked")
-)
-
-// decided reports whether a majority has confirmed a command on a hold, or does not have the hold.
-func (q *quorum) decided(errs []error) bool {
-	return len(where(errs, done)) >= q.majority || len(where(errs, gone)) >= q.majority
-}
-
-// verdict returns nil if a majority has confirmed a command on a hold, ErrGone if a majority does
-// not have the hold, or the reason why neither is known.
-func (q *quorum) verdict(ctx context.Context, errs []error) error {
-	confirmed, lost := len(where(errs, done)), len(where(errs, gone))
-	someUnsure := len(where(errs, unsure)) > 0
-	switch {
-	case confirmed >= q.majority:
-		return nil
-	case lost >= q.majority && len(where(errs, func(err error) bool { return gone(err) && unsure(err) })) > 0:
-		return store.Unsure(store.ErrGone)
-	case lost >= q.majority:
-		return store.ErrGone
-	case confirmed > 0 || someUnsure:
-		return store.Unsure(failed(ctx, errs))
-	}
-	return failed(ctx, errs)
-}
-
-// failed makes one error of the errors of the members. The quorum is unavailable if a member is,
-// and there is no other reason.
-func failed(ctx context.Context, errs []error) error {
-	err := named(ctx, errs)
-	if len(where(errs, unavailable)) > 0 && (ctx.Err() != nil || errors.Is(err, errNoMajority)) {
-		return store.Unavailable(err)
-	}
-	return err
-}
-
-// named makes one error that names the members. Of the kinds of their errors, named keeps those
-// that no other member can mend.
-func named(ctx context.Context, errs []error) error {
-	var texts []string
-	failed := errNoMajority
-	for i, err := range errs {
-		if err == nil {
-			continue
-		}
-		texts = append(texts, fmt.Sprintf("member %d: %v", i+1, err))
-		for _, kind := range []error{store.ErrKind, store.ErrNotReplicated, errors.ErrUnsupported} {
-			if errors.Is(err, kind) {
-				failed = kind
-			}
-		}
-	}
-	if ctx.Err() != nil {
-		failed = lifetime.Ended(ctx)
-	}
-	if len(texts) == 0 {
-		return failed
-	}
-	return fmt.Errorf("%w (%s)", failed, strings.Join(texts, "; "))
 }
 
 // best returns the lease that a majority keeps: the k-th longest lease of the members, where k is

@@ -36,14 +36,6 @@ func attemptLimit(ttl time.Duration) time.Duration {
 	return min(max(ttl/3, slow/2), longestAttempt)
 }
 
-// isAnswer says whether an error is an answer of this package. The transaction commits behind an
-// answer.
-func isAnswer(err error) bool {
-	var busy *store.Busy
-	return err == nil || errors.Is(err, store.ErrGone) || errors.Is(err, store.ErrKind) ||
-		errors.Is(err, store.ErrDeadlock) || errors.As(err, &busy)
-}
-
 // patient lets run go on until ctx is done.
 const patient = 0
 
@@ -87,19 +79,6 @@ func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Con
 		}
 		return store.Unavailable(fmt.Errorf("relocksql: %w", err))
 	})
-}
-
-// refusal is the error of a command that the database refuses.
-func refusal(err error, advice string) error {
-	if advice == "" {
-		return fmt.Errorf("relocksql: %w", err)
-	}
-	return fmt.Errorf("relocksql: %w (%s)", err, advice)
-}
-
-func (s *Store) judge(err error) verdict {
-	v, _ := judge(s.dialect, err)
-	return v
 }
 
 // attempt makes one attempt, in its turn. A patient attempt is short in a pool that has no
@@ -266,9 +245,6 @@ func (t *tx) exec(text string, args ...any) (rows int64, err error) {
 	}
 	return result.RowsAffected()
 }
-
-// errNoEffect is the error of a statement that succeeds, and has no effect.
-var errNoEffect = errors.New("a row of relock_locks or relock_holds is there, and cannot be read or written")
 
 // change runs a statement that changes a row that is there.
 func (t *tx) change(text string, args ...any) error {

@@ -161,14 +161,6 @@ func (s *Store) on(ctx context.Context, tries int, a store.Claim, do func(k *loc
 	}))
 }
 
-// gone returns the error of a command of a hold. The hold is gone if its file is.
-func gone(err error) error {
-	if errors.Is(err, errMoved) {
-		return store.ErrGone
-	}
-	return err
-}
-
 // Try implements [store.Store].
 func (s *Store) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	_, l, err := s.claim(ctx, fewTries, a, ways{})
@@ -213,15 +205,6 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 	return l, gone(err)
 }
 
-// renew sets the lease and the count of a hold in one statement.
-func (s *Store) renew(ctx context.Context, l store.Lease, ttl time.Duration, count int) error {
-	n, err := s.statement(ctx, renewRow, toMicros(l.Kept(ttl)), count, []byte(l.Name), []byte(l.ID))
-	if err == nil && n == 0 {
-		return store.ErrGone
-	}
-	return err
-}
-
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, l store.Lease) error {
 	return s.on(ctx, patient, l.Claim, func(k *lock) error {
@@ -249,60 +232,6 @@ func allByName(claims []store.Claim, command func(i int) error) []error {
 		}
 		return nil
 	})
-	return errs
-}
-
-// Renew implements [store.Store]. Each renewal is one statement, and locks one row: a lock whose
-// row is held up does not hold up the other leases. In SQLite all of them are one transaction.
-func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	if s.dialect == SQLite {
-		return s.renewAtOnce(ctx, renewals)
-	}
-	claims := make([]store.Claim, len(renewals))
-	for i, r := range renewals {
-		claims[i] = r.Lease.Claim
-	}
-	return allByName(claims, func(i int) error {
-		r := renewals[i]
-		err := s.run(ctx, command{renewing, r.Lease.Claim, 1, attemptLimit(r.Lease.TTL)}, func(ctx context.Context) error {
-			return s.renew(ctx, r.Lease, r.TTL, r.Count)
-		})
-		if errors.Is(err, store.ErrGone) {
-			return store.ErrGone
-		}
-		return err
-	})
-}
-
-// renewAtOnce renews leases in one transaction: SQLite has one lock for all rows, and each
-// transaction has to win it from other processes, which do not queue.
-func (s *Store) renewAtOnce(ctx context.Context, renewals []store.Renewal) []error {
-	errs := make([]error, len(renewals))
-	c := command{renewing, store.Claim{}, 1, 0}
-	for i, r := range renewals {
-		if limit := attemptLimit(r.Lease.TTL); i == 0 || limit < c.limit {
-			c.limit = limit
-		}
-		c.claim.Report = r.Lease.Report
-	}
-	err := gone(s.run(ctx, c, func(ctx context.Context) error {
-		return s.transaction(ctx, func(t *tx) error {
-			for i, r := range renewals {
-				rows, err := t.exec(renewHold, toMicros(r.Lease.Kept(r.TTL)), r.Count, []byte(r.Lease.Name), []byte(r.Lease.ID))
-				if err != nil {
-					return err
-				}
-				errs[i] = nil
-				if rows == 0 {
-					errs[i] = store.ErrGone
-				}
-			}
-			return nil
-		})
-	}))
-	if err != nil {
-		return slices.Repeat([]error{err}, len(renewals))
-	}
 	return errs
 }
 
@@ -340,110 +269,4 @@ const selectToken = `SELECT token FROM relock_locks WHERE name = ?`
 func (k *lock) token() (token int64, err error) {
 	err = k.query(selectToken, func(rows *sql.Rows) error { return rows.Scan(&token) }, []byte(k.name))
 	return token, err
-}
-
-const selectAll = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND kept_until > {now} ORDER BY kept_until{all}`
-
-const selectNames = `SELECT name, kind FROM relock_locks
-	WHERE name IN (SELECT name FROM relock_holds WHERE kept_until > {now}){all}`
-
-// List implements [store.Listing].
-func (s *Store) List(ctx context.Context, a store.Claim) (found map[string]store.Kind, err error) {
-	err = s.run(ctx, command{asking, store.Claim{Report: a.Report}, fewTries, listLimit}, func(ctx context.Context) error {
-		found = make(map[string]store.Kind)
-		return s.transaction(ctx, func(t *tx) error {
-			return t.query(selectNames, func(rows *sql.Rows) error {
-				var name []byte
-				var kind store.Kind
-				err := rows.Scan(&name, &kind)
-				found[string(name)] = kind
-				return err
-			})
-		})
-	})
-	if err != nil {
-		return nil, err
-	}
-	return found, nil
-}
-
-// Look implements [store.Store].
-func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
-	err = s.run(ctx, command{asking, a, fewTries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
-		return s.transaction(ctx, func(t *tx) error {
-			k := &lock{tx: t, name: a.Name}
-			state = store.State{}
-			if err := k.read(); err != nil || !k.exists {
-				return err
-			}
-			err := k.query(selectAll, func(rows *sql.Rows) error {
-				r, err := scanRow(rows)
-				if r.state == waiting {
-					k.line = append(k.line, r)
-				} else {
-					k.in = append(k.in, r)
-				}
-				return err
-			}, []byte(a.Name))
-			if err != nil {
-				return err
-			}
-			if err := k.is(a.Kind); err != nil {
-				return err
-			}
-			state = k.state()
-			state.Token, err = k.token()
-			return err
-		})
-	})
-	return state, err
-}
-
-// state returns the state of the lock.
-func (k *lock) state() store.State {
-	state := store.State{Waiters: len(k.line)}
-	for i, r := range k.in {
-		if i == 0 {
-			state.Owner, state.Count, state.TTL, state.Limit = r.id, r.count, r.left, r.limit
-			continue
-		}
-		state.Others = append(state.Others, store.Held{ID: r.id, TTL: r.left, Limit: r.limit})
-	}
-	return state
-}
-
-// Break implements [store.Store]. In PostgreSQL with a Listener, Break tells the client of the
-// hold.
-func (s *Store) Break(ctx context.Context, a store.Claim) error {
-	return s.on(ctx, fewTries, a, func(k *lock) error {
-		if !k.has() {
-			return store.ErrGone
-		}
-		if err := k.tell("gone", a); err != nil {
-			return err
-		}
-		return k.remove()
-	})
-}
-
-// tell notifies the client of a hold, where the dialect can.
-func (k *lock) tell(verb string, a store.Claim) error {
-	if k.s.grammar.tell == "" {
-		return nil
-	}
-	_, err := k.exec(k.s.grammar.tell, verb, []byte(a.Name), []byte(a.ID))
-	return err
-}
-
-// Want implements [store.Asking] in PostgreSQL, where a client with a [Listener] hears it.
-func (s *Store) Want(ctx context.Context, a store.Claim) error {
-	if s.grammar.tell == "" {
-		return fmt.Errorf("%w: a word to the holder in a database without notifications", errors.ErrUnsupported)
-	}
-	return s.on(ctx, fewTries, a, func(k *lock) error {
-		if !k.has() {
-			return store.ErrGone
-		}
-		return k.tell("want", a)
-	})
 }

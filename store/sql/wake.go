@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -75,28 +74,6 @@ func (s *Store) hear() {
 	case s.fresh <- struct{}{}:
 	default:
 	}
-}
-
-// Watch implements [store.Watcher] in PostgreSQL with a [Listener]. Otherwise the next renewal
-// finds that a hold is gone.
-func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
-	return s.hearFor(&s.watchers, client, doubt)
-}
-
-// WatchWanted implements [store.Asking] in PostgreSQL with a [Listener].
-func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
-	return s.hearFor(&s.askers, client, wanted)
-}
-
-func (s *Store) hearFor(who *attempts.Watchers, client string, tell func(store.ID)) (stop func()) {
-	if s.listener == nil {
-		return func() {}
-	}
-	stop = who.Add(client, tell)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.hearLocked()
-	return stop
 }
 
 // hearLocked starts the goroutine that hears of grants, unless it runs.

@@ -71,29 +71,6 @@ func (h *hosts) resolve() {
 	})
 }
 
-// trouble is the reason why the session could not connect the last time.
-type trouble struct {
-	err   error
-	stays bool
-}
-
-// failed notes why a connection has failed. A round of servers that are all foreign stays a
-// failure: none of them is a server of ZooKeeper.
-func (x *session) failed(err error, foreign bool) {
-	if x.foreign++; !foreign {
-		x.foreign = 0
-	}
-	x.trouble.Store(&trouble{err: err, stays: x.foreign >= len(x.hosts.addresses) && foreign})
-}
-
-// with adds the reason why the session could not connect to an error.
-func (x *session) with(err error) error {
-	if t := x.trouble.Load(); t != nil {
-		return fmt.Errorf("%w: %w", err, t.err)
-	}
-	return err
-}
-
 // dial connects to a server. zk.Conn does not tell why it cannot connect, and not the timeout of
 // the session, so dial and conn note both.
 func (x *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {

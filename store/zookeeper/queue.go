@@ -116,11 +116,6 @@ func (x *session) locate(ctx context.Context, h *hold) (place, error) {
 	}
 }
 
-// spentAt returns the error of a lock whose nodes have no numbers of their own any more.
-func spentAt(lock string) error {
-	return fmt.Errorf("the server has no new numbers for the nodes of %s: delete this path when nobody has the lock", lock)
-}
-
 // list lists the nodes of a lock, and finds the node of the hold among them. If no node is known,
 // and an answer was lost, the first node of the hold is its node. Otherwise only the node that is
 // known counts: another one may be of a session that has ended.

@@ -4,12 +4,42 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/go-relock/relock/store"
 )
+
+// Renew implements [store.Store].
+func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	errs := make([]error, len(renewals))
+	err := s.once(ctx, func(x *session) error {
+		all := make([]*renewal, len(renewals))
+		var open []*renewal
+		for i, r := range renewals {
+			if all[i], errs[i] = x.renewal(r); errs[i] == nil {
+				open = append(open, all[i])
+			}
+		}
+		var batches sync.WaitGroup
+		for batch := range slices.Chunk(open, batchSize) {
+			batches.Go(func() { x.commit(ctx, batch) })
+		}
+		batches.Wait()
+		for i, n := range all {
+			if n != nil {
+				errs[i] = n.err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return slices.Repeat([]error{err}, len(renewals))
+	}
+	return errs
+}
 
 // batchSize is the number of renewals in one transaction. A server refuses requests of more than
 // 1 MB by default (jute.maxbuffer), and a renewal with the longest name has less than 2 kB.

@@ -38,8 +38,6 @@ type session struct {
 	holds  map[store.ID]*hold
 }
 
-var errOver = errors.New("the session at ZooKeeper has ended")
-
 // open connects the session. zk.Conn connects again after a failure, so only a bad address and bad
 // credentials are errors.
 func (x *session) open() {
@@ -168,14 +166,6 @@ func (x *session) silentSince(begun time.Time) time.Duration {
 	return min(time.Since(begun), time.Since(x.proven))
 }
 
-// effect is the effect of a command: a read has none.
-type effect bool
-
-const (
-	reads  effect = false
-	writes effect = true
-)
-
 // do runs one request of the session. The request goes on after the end of ctx, so a request that
 // writes may run late.
 func do[T any](ctx context.Context, x *session, e effect, request func() (T, error)) (T, error) {
@@ -223,50 +213,6 @@ func do[T any](ctx context.Context, x *session, e effect, request func() (T, err
 func run(ctx context.Context, x *session, e effect, request func() error) error {
 	_, err := do(ctx, x, e, func() (none struct{}, err error) { return none, request() })
 	return err
-}
-
-// mark marks an error of a command that may have run.
-func (e effect) mark(err error) error {
-	if e == writes {
-		return store.Unsure(err)
-	}
-	return err
-}
-
-// refusals are errors that stay: without the rights, or with arguments that the server does not
-// take, a request cannot pass.
-var refusals = []error{
-	zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrInvalidPath, zk.ErrBadArguments, zk.ErrNoChildrenForEphemerals,
-}
-
-// errUnimplemented is the answer of a server that is too old for a request.
-var errUnimplemented = errors.New("the server does not know the request")
-
-// unimplemented is the text of an error that the client library has no value for.
-const unimplemented = "unknown error: -6"
-
-// reason returns the error of a request in the terms of package store. An unknown error passes.
-func (x *session) reason(err error, e effect) error {
-	switch {
-	case err == nil, errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNodeExists):
-		return err
-	case errors.Is(err, zk.ErrNoServer):
-		if t := x.trouble.Load(); t != nil && t.stays {
-			return t.err
-		}
-		return store.Unavailable(x.with(err))
-	case errors.Is(err, zk.ErrSessionMoved):
-		return store.Unavailable(err)
-	case errors.Is(err, zk.ErrSessionExpired):
-		x.end()
-		return e.mark(store.Unavailable(err))
-	case err.Error() == unimplemented:
-		return errUnimplemented
-	case slices.ContainsFunc(refusals, func(refusal error) bool { return errors.Is(err, refusal) }):
-		return err
-	default:
-		return e.mark(store.Unavailable(err))
-	}
 }
 
 // check returns the operation of a transaction that fails if a node does not exist.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -198,4 +199,173 @@ func (s *Store) once(ctx context.Context, attempt func(*session) error) error {
 // patiently makes attempts until one is answered, or ctx is done.
 func (s *Store) patiently(ctx context.Context, c attempts.Call, attempt func(x *session) error) error {
 	return attempts.Patiently(ctx, c, func() error { return s.once(ctx, attempt) })
+}
+
+// Try implements [store.Store]. Try makes a node only if the hold can enter. If another node comes
+// before that node in time, Try deletes its node.
+func (s *Store) Try(ctx context.Context, a store.Claim) (l store.Lease, err error) {
+	err = s.once(ctx, func(x *session) error { l, err = s.try(ctx, x, a); return err })
+	return l, err
+}
+
+func (s *Store) try(ctx context.Context, x *session, a store.Claim) (store.Lease, error) {
+	nodes, _, err := x.children(ctx, s.path(a))
+	var p place
+	if err == nil {
+		p, err = chance(nodes, a)
+	}
+	if err != nil || p.behind >= 0 { // a follower may know an old state
+		if nodes, err = x.fresh(ctx, s.path(a)); err == nil {
+			p, err = chance(nodes, a)
+		}
+	}
+	if err != nil {
+		return store.Lease{}, err
+	}
+	if p.behind >= 0 {
+		return store.Lease{}, x.busy(ctx, s.path(a), a, p)
+	}
+	if err := x.fits(a.Kept(a.TTL)); err != nil {
+		return store.Lease{}, err
+	}
+	h := x.hold(a)
+	p, err = x.join(ctx, h)
+	if err == nil && p.isIn() && !x.ready(h) {
+		p, err = x.affirm(ctx, h, p)
+	}
+	switch {
+	case err != nil:
+	case p.index < 0:
+		err = store.Unavailable(errDeleted)
+	case p.behind >= 0:
+		err = x.busy(ctx, h.lock, a, p)
+	default:
+		var l store.Lease
+		if l, err = s.grant(h, store.WakeNone); err == nil {
+			return l, nil
+		}
+	}
+	return store.Lease{}, s.giveUp(ctx, h, err)
+}
+
+// chance returns the place that a new node for a claim would have. The node of a claim that has one
+// already is not kept out.
+func chance(all []node, a store.Claim) (place, error) {
+	nodes, err := ofKind(all, a.Kind)
+	p := place{nodes: nodes, index: indexOf(nodes, a.ID), behind: -1}
+	if err == nil && p.index < 0 {
+		p.behind, err = obstacle(nodes, wanted(nodes, a), a, last)
+	}
+	return p, err
+}
+
+// Enter implements [store.Store].
+func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	err := s.patiently(ctx, attempts.Call{Report: l.Report, Command: "renew"}, func(x *session) error {
+		n, err := x.renewal(store.Renewal{Lease: l, TTL: l.TTL, Count: count})
+		if err != nil {
+			return err
+		}
+		x.commit(ctx, []*renewal{n})
+		if n.err == nil {
+			n.lease.Woken, l = l.Woken, n.lease
+		}
+		return n.err
+	})
+	if ctx.Err() == nil && errors.Is(err, store.ErrGone) {
+		err = store.ErrGone // no attempt of Enter frees the lock
+	}
+	return l, err
+}
+
+// Release implements [store.Store].
+func (s *Store) Release(ctx context.Context, l store.Lease) error {
+	return s.patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func(x *session) error { return s.free(ctx, x, l.Claim) })
+}
+
+// free deletes the node of a hold that has its lock.
+func (s *Store) free(ctx context.Context, x *session, a store.Claim) error {
+	var node string
+	h, err := x.find(a.ID)
+	if err == nil {
+		node, _ = x.known(h)
+	} else if node, err = x.holder(ctx, a); err != nil {
+		return err
+	}
+	err = x.remove(ctx, node)
+	if err == nil || errors.Is(err, zk.ErrNoNode) {
+		s.drop(x, a.ID)
+	}
+	if errors.Is(err, zk.ErrNoNode) {
+		return store.ErrGone
+	}
+	return err
+}
+
+// holder returns the path of the node of the claim, if that has the lock.
+func (x *session) holder(ctx context.Context, a store.Claim) (string, error) {
+	lock := x.store.path(a)
+	all, err := x.fresh(ctx, lock)
+	if err != nil {
+		return "", err
+	}
+	nodes, err := ofKind(all, a.Kind)
+	if err != nil {
+		return "", store.ErrGone
+	}
+	if i := indexOf(nodes, a.ID); i >= 0 && isIn(nodes, i) {
+		return lock + "/" + nodes[i].name, nil
+	}
+	return "", store.ErrGone
+}
+
+// Forget implements [store.Store].
+func (s *Store) Forget(ctx context.Context, claims []store.Claim) []error {
+	return s.each(ctx, len(claims), func(x *session, i int) error { return x.forget(ctx, claims[i]) })
+}
+
+// each makes one attempt at each of n commands, all at the same time, behind one sync.
+func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int) error) []error {
+	if n == 0 {
+		return nil
+	}
+	var errs []error
+	err := s.once(ctx, func(x *session) error {
+		if err := x.sync(ctx); err != nil {
+			return err
+		}
+		errs = attempts.Each(n, n, func(i int) error { return attempt(x, i) })
+		return nil
+	})
+	if err != nil {
+		return slices.Repeat([]error{err}, n)
+	}
+	return errs
+}
+
+// Token implements [store.Store]. The token is the number of a transaction of ZooKeeper. That of a
+// mutex is the czxid of its node, which is the number of the transaction that made the node, or the
+// number of a later transaction on the nodes of the lock, before the next node. A writer that has
+// waited, and a reader, draw the number of a transaction of their own: an upgrade before them has a
+// younger node, and nothing is left of the last writer.
+func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
+	err = s.once(ctx, func(x *session) error {
+		node, err := x.holder(ctx, l.Claim)
+		if err != nil {
+			return err
+		}
+		if l.Kind == store.ReadWrite && (l.Limit == store.Unlimited || l.Token == 0) {
+			token, err = x.draw(ctx, x.store.path(l.Claim), node)
+		} else {
+			var stat *zk.Stat
+			if stat, err = x.stat(ctx, node); err == nil {
+				token = max(stat.Czxid, l.Token)
+			}
+		}
+		if errors.Is(err, zk.ErrNoNode) {
+			return store.ErrGone
+		}
+		return err
+	})
+	return token, err
 }

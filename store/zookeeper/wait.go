@@ -12,66 +12,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Try implements [store.Store]. Try makes a node only if the hold can enter. If another node comes
-// before that node in time, Try deletes its node.
-func (s *Store) Try(ctx context.Context, a store.Claim) (l store.Lease, err error) {
-	err = s.once(ctx, func(x *session) error { l, err = s.try(ctx, x, a); return err })
-	return l, err
-}
-
-func (s *Store) try(ctx context.Context, x *session, a store.Claim) (store.Lease, error) {
-	nodes, _, err := x.children(ctx, s.path(a))
-	var p place
-	if err == nil {
-		p, err = chance(nodes, a)
-	}
-	if err != nil || p.behind >= 0 { // a follower may know an old state
-		if nodes, err = x.fresh(ctx, s.path(a)); err == nil {
-			p, err = chance(nodes, a)
-		}
-	}
-	if err != nil {
-		return store.Lease{}, err
-	}
-	if p.behind >= 0 {
-		return store.Lease{}, x.busy(ctx, s.path(a), a, p)
-	}
-	if err := x.fits(a.Kept(a.TTL)); err != nil {
-		return store.Lease{}, err
-	}
-	h := x.hold(a)
-	p, err = x.join(ctx, h)
-	if err == nil && p.isIn() && !x.ready(h) {
-		p, err = x.affirm(ctx, h, p)
-	}
-	switch {
-	case err != nil:
-	case p.index < 0:
-		err = store.Unavailable(errDeleted)
-	case p.behind >= 0:
-		err = x.busy(ctx, h.lock, a, p)
-	default:
-		var l store.Lease
-		if l, err = s.grant(h, store.WakeNone); err == nil {
-			return l, nil
-		}
-	}
-	return store.Lease{}, s.giveUp(ctx, h, err)
-}
-
-// chance returns the place that a new node for a claim would have. The node of a claim that has one
-// already is not kept out.
-func chance(all []node, a store.Claim) (place, error) {
-	nodes, err := ofKind(all, a.Kind)
-	p := place{nodes: nodes, index: indexOf(nodes, a.ID), behind: -1}
-	if err == nil && p.index < 0 {
-		p.behind, err = obstacle(nodes, wanted(nodes, a), a, last)
-	}
-	return p, err
-}
-
-var errDeleted = errors.New("another client has deleted the node")
-
 // busy returns the refusal of a lock with a holder, or the reason why the holder is not known. A
 // holder that is gone meanwhile is not named.
 func (x *session) busy(ctx context.Context, lock string, a store.Claim, p place) error {

@@ -14,7 +14,7 @@ type Section struct {
 	Client int    // the goroutine
 	Holder string // in the store, of a loan the lender; empty: the hold was lost before anybody could ask
 	Group  int    // one of nested sections (an upgrade or downgrade), and of a lender with its loans
-	Limit  int    // as in store.Ask: 1 a writer or a mutex, n a permit, store.Unlimited a reader
+	Limit  int    // as in store.Claim: 1 a writer or a mutex, n a permit, store.Unlimited a reader
 
 	Ask, In time.Duration // the call and the return of Lock
 	Sure    time.Duration // the end of the time for which the holder surely believed
