@@ -16,7 +16,7 @@ import (
 )
 
 func TestMemKeepsThePromisesOfStore(t *testing.T) {
-	h := storetest.Harness{
+	storetest.Run(t, storetest.Harness{
 		Start: func(*testing.T) storetest.Server {
 			s := mem.New()
 			return storetest.Server{
@@ -31,10 +31,8 @@ func TestMemKeepsThePromisesOfStore(t *testing.T) {
 		},
 		TTL:      200 * time.Millisecond,
 		Parallel: true,
-	}
-	t.Run("in real time", func(t *testing.T) { storetest.Run(t, h) })
-	h.Around = synctest.Test
-	t.Run("in fake time", func(t *testing.T) { storetest.Run(t, h) })
+		Around:   synctest.Test,
+	})
 }
 
 func claim(n int) store.Claim {
