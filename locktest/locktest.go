@@ -60,9 +60,9 @@ type Harness struct {
 	Without map[Promise]string
 	// TTL is a lease that the suite waits for to end. 0 is 1 s.
 	TTL time.Duration
-	// Short runs a dozen subtests, for a store that has passed package storetest: the other promises
-	// are those of the Client, and are the same over each store. None of the dozen waits for the end
-	// of a lease.
+	// Short runs a dozen subtests, for a store that has passed package storetest: the other
+	// promises are those of the Client, and are the same over each store. None of the dozen waits
+	// for the end of a lease.
 	Short bool
 	// Parallel runs the subtests beside each other, as many at a time as flag -parallel says.
 	// [Server.Lose] leaves the locks of other names alone then.

@@ -109,8 +109,8 @@ func nestTogether(b *bench) {
 	wg.Wait()
 	require.NoError(b.t, errors.Join(errs...))
 	require.NoError(b.t, outer.Err())
-	// Counts that were in flight together may have reached the store in either order. The next entry
-	// or exit tells the count again.
+	// Counts that were in flight together may have reached the store in either order. The next
+	// entry or exit tells the count again.
 	b.unlock(l, b.enter(outer, l))
 	b.requireCount(l, outer, 1)
 	b.unlock(l, outer)

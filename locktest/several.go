@@ -224,8 +224,8 @@ func severalTry(b *bench) {
 	b.unlock(l, section)
 }
 
-// givesBack waits until of three locks only one is taken, as a refused call does not wait for a slow
-// store to take the others back.
+// givesBack waits until of three locks only one is taken, as a refused call does not wait for a
+// slow store to take the others back.
 func (b *bench) givesBack(taken string) {
 	b.t.Helper()
 	for _, name := range []string{"a", "b", "c"} {

@@ -28,9 +28,9 @@ type EveryOption func(*schedule)
 
 // CatchUp makes [Every] run up to n of the latest periods that passed without a run, oldest first,
 // before the present one. Periods before the first call of Every with this name are not missed. The
-// default is 0: missed periods are skipped. n is at most 1,000. Redis forgets a schedule that nobody
-// has called for 100 periods (n+2, if that is more) and for the time of [WithRetention]; the next
-// call is a first call again.
+// default is 0: missed periods are skipped. n is at most 1,000. Redis forgets a schedule that
+// nobody has called for 100 periods (n+2, if that is more) and for the time of [WithRetention]; the
+// next call is a first call again.
 func CatchUp(n int) EveryOption {
 	return func(s *schedule) {
 		if n < 0 || n > 1000 {
@@ -75,8 +75,8 @@ type schedule struct {
 // Every goes on while Redis or a replica is away ([relock.ErrUnavailable],
 // [relock.ErrNotReplicated]), and says so as [relock.Lock.Lock] does; and after the loss of a lock.
 // Errors: the end of ctx; the stop of [relock.WithStop], between two runs; [relock.ErrClosed];
-// [relock.ErrInvalid]; [ErrMismatch], if [Do] has used a key of Every; an error of Redis that asking
-// again would not change.
+// [relock.ErrInvalid]; [ErrMismatch], if [Do] has used a key of Every; an error of Redis that
+// asking again would not change.
 func Every(ctx context.Context, o *Once, name string, period time.Duration, fn func(ctx context.Context, t Tick), options ...EveryOption) error {
 	s := &schedule{once: o, name: name, period: period, fn: fn}
 	for _, option := range options {

@@ -254,7 +254,8 @@ func (c *Checker) blocksLocked(p, next pair) bool {
 	return p.inner == next.outer && (!isBehind(p, next) || c.written[p.inner] != "")
 }
 
-// isBehind says whether a call of one order waits for a section of another one only behind a writer.
+// isBehind says whether a call of one order waits for a section of another one only behind a
+// writer.
 func isBehind(p, next pair) bool { return p.innerShared && next.outerShared }
 
 // circleLocked returns the shortest circle through an order. The circle of two locks of one class

@@ -107,8 +107,8 @@ func (c *canvas) arrow(style string, points []point) {
 		tip.x, tip.y, base.x-wide*u.y, base.y+wide*u.x, base.x+wide*u.y, base.y-wide*u.x)
 }
 
-// text writes a line of text at its base line. The style is words: an anchor (start, middle, end), a
-// tint or dim, bold, big, mono, and halo for a text over lines.
+// text writes a line of text at its base line. The style is words: an anchor (start, middle, end),
+// a tint or dim, bold, big, mono, and halo for a text over lines.
 func (c *canvas) text(at point, style, text string) {
 	size, wide, anchor, classes, more := fine, 0.56, "start", "", ""
 	for word := range strings.FieldsSeq(style) {

@@ -62,8 +62,8 @@ func (in *instance) close() error {
 	return in.rdb.Close()
 }
 
-// run waits for the lead, leads, and waits again after an error, until ctx ends. Any error costs the
-// lead, also one of the job: the next leader tries the same tick.
+// run waits for the lead, leads, and waits again after an error, until ctx ends. Any error costs
+// the lead, also one of the job: the next leader tries the same tick.
 func (in *instance) run(ctx context.Context) error {
 	for {
 		err := in.leader.Do(ctx, in.lead)
@@ -130,8 +130,8 @@ func (in *instance) last(ctx context.Context) (time.Time, error) {
 	return time.UnixMilli(ms), err
 }
 
-// note writes the last tick that is done, only while the instance leads: a late leader would set the
-// schedule back.
+// note writes the last tick that is done, only while the instance leads: a late leader would set
+// the schedule back.
 func (in *instance) note(ctx context.Context, tick time.Time) error {
 	_, err := in.leader.Eval(ctx, "return redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])",
 		[]string{in.lastKey}, tick.UnixMilli(), catchUp.Milliseconds())

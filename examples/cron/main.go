@@ -16,8 +16,8 @@
 // schedule is in cron.go. The exit code is 1 if anything is not as it should be.
 //
 // The leader is not needed if a tick is cheap to try: all instances may ask for each tick, the key
-// lets one of them do it, and the others pay one round trip. A leader pays off with many jobs, short
-// intervals, or work that goes on between the ticks.
+// lets one of them do it, and the others pay one round trip. A leader pays off with many jobs,
+// short intervals, or work that goes on between the ticks.
 package main
 
 import (

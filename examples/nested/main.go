@@ -154,8 +154,8 @@ func together(ctx context.Context, shop *orders) error {
 		}
 		shop.log.say("two workers with the section's context were inside at once")
 
-		// This is the context from before the section: the mistake to look for if a nested call waits
-		// for ever.
+		// This is the context from before the section: the mistake to look for if a nested call
+		// waits for ever.
 		_, err = lock.TryLockFor(ctx, time.Second)
 		var locked *relock.LockedError
 		if !errors.As(err, &locked) {

@@ -17,10 +17,10 @@
 // starts an embedded Redis; with REDIS_URL=redis://... the program uses that server. The saga
 // is in saga.go. The exit code is 1 if anything is not as it should be.
 //
-// The lock is not needed for these steps alone: a refusal is stored before anything is undone, so two
-// workers on one order come to the same end. The lock is needed when the saga decides by something
-// that changes, such as the time or a cancellation. With all three steps in one SQL database a
-// transaction does everything.
+// The lock is not needed for these steps alone: a refusal is stored before anything is undone, so
+// two workers on one order come to the same end. The lock is needed when the saga decides by
+// something that changes, such as the time or a cancellation. With all three steps in one SQL
+// database a transaction does everything.
 package main
 
 import (

@@ -61,13 +61,13 @@ func (w *worker) close() error {
 // process brings an order to its end: all steps are done, or none remains. After an error the order
 // is somewhere in between, and process, of any worker, continues from there.
 //
-// The lock has one worker at a time on an order. Here all that decides is stored under a key, so two
-// workers would take the same steps, and the lock spares them that. The lock becomes necessary
+// The lock has one worker at a time on an order. Here all that decides is stored under a key, so
+// two workers would take the same steps, and the lock spares them that. The lock becomes necessary
 // when the saga decides by something that is not stored: the time, or a customer who cancels.
 //
 // A worker that is shut down hands the order on: process returns a ticket, and the next worker
-// continues with the ticket. The lock is not free in between, so nobody who waits for the order gets
-// in. A ticket that comes too late is no harm: the worker takes the lock as any other.
+// continues with the ticket. The lock is not free in between, so nobody who waits for the order
+// gets in. A ticket that comes too late is no harm: the worker takes the lock as any other.
 func (w *worker) process(ctx context.Context, order string, t *ticket.Ticket) (all bool, next *ticket.Ticket, err error) {
 	lock := w.locks.NewLock("saga:" + order)
 	section, err := enter(ctx, lock, t)
@@ -120,9 +120,9 @@ func (w *worker) compensate(ctx context.Context, order string, done []*service) 
 
 // step does one step of an order once, or returns the stored end of the step.
 //
-// Only a stored refusal, a [*once.FailedError], starts the compensation: if a refusal is not stored,
-// the next worker asks again, may be accepted, and would go forward while others go back. After
-// a refusal step therefore asks once more, for the stored end.
+// Only a stored refusal, a [*once.FailedError], starts the compensation: if a refusal is not
+// stored, the next worker asks again, may be accepted, and would go forward while others go back.
+// After a refusal step therefore asks once more, for the stored end.
 func (w *worker) step(ctx context.Context, s *service, order, verb string) error {
 	try := func() error {
 		_, _, err := once.Do(ctx, w.once, order+":"+s.name+":"+verb, func(ctx context.Context, a once.Attempt) (struct{}, error) {
@@ -137,9 +137,9 @@ func (w *worker) step(ctx context.Context, s *service, order, verb string) error
 	return err
 }
 
-// call sends one request. An attempt that follows an interrupted one first asks the service what has
-// become of the earlier request. The earlier request may even be on its way still, so the service
-// gets the same Idempotency-Key again.
+// call sends one request. An attempt that follows an interrupted one first asks the service what
+// has become of the earlier request. The earlier request may even be on its way still, so the
+// service gets the same Idempotency-Key again.
 func (w *worker) call(ctx context.Context, a once.Attempt, s *service, order, verb string) error {
 	if a.Interrupted {
 		status, err := request(ctx, http.MethodGet, s.url+"/answers/"+a.Key, "")

@@ -4,7 +4,8 @@
 //
 //   - A semaphore bounds the queue. A click that finds the queue full is told "busy" at once.
 //   - A key of product and user (package once) makes the second click the same purchase.
-//   - A lock orders the sales, as the price is calculated outside of Redis and depends on the stock.
+//   - A lock orders the sales, as the price is calculated outside of Redis and depends on the
+//     stock.
 //   - A script beside the lock (Lock.Eval) writes the sale, only while the lock is held.
 //
 // The command
@@ -121,8 +122,8 @@ func (c *counts) again(ctx context.Context, shops []*shop) {
 	wg.Wait()
 }
 
-// click clicks until the shop has an answer, also where a click has had an error: with package once a
-// second click does no harm. The pauses grow, as clicks without them would take all the time of
+// click clicks until the shop has an answer, also where a click has had an error: with package once
+// a second click does no harm. The pauses grow, as clicks without them would take all the time of
 // Redis.
 func (c *counts) click(ctx context.Context, s *shop, user string) {
 	pause, busy := 100*time.Millisecond, 0

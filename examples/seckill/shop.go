@@ -99,7 +99,8 @@ func (s *shop) sell(ctx context.Context, user string) (o order, err error) {
 	if written, err := s.rdb.HGet(ctx, s.ordersKey, user).Bytes(); !errors.Is(err, redis.Nil) {
 		return o, errors.Join(err, json.Unmarshal(written, &o))
 	}
-	// The stock never rises here, so 0 is final, and the crowd need not wait for the lock to learn it.
+	// The stock never rises here, so 0 is final, and the crowd need not wait for the lock to learn
+	// it.
 	if left, err := s.rdb.Get(ctx, s.stockKey).Int(); err != nil || left == 0 {
 		return order{}, soldOutOr(err)
 	}

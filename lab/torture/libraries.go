@@ -232,7 +232,8 @@ func (l quorumLocker) Close() {
 	}
 }
 
-// redsync, with its defaults: 32 tries, 50 to 250 ms between them. A wait is as many Locks as it takes.
+// redsync, with its defaults: 32 tries, 50 to 250 ms between them. A wait is as many Locks as it
+// takes.
 
 type redsyncLocker struct {
 	*redsync.Redsync
@@ -304,8 +305,8 @@ func (l redislockLocker) Lock(ctx context.Context, name string) (*Held, error) {
 
 func (l redislockLocker) Close() { _ = l.rdb.Close() }
 
-// rueidislock, with one key, as its readme advises for one server. Its default of 20 ms for a try is
-// too short for slow links.
+// rueidislock, with one key, as its readme advises for one server. Its default of 20 ms for a try
+// is too short for slow links.
 
 type rueidisLocker struct{ rueidislock.Locker }
 

@@ -1,12 +1,12 @@
 // Package torture does to lock libraries what happens to locks: answers that never come, servers
-// that stop, restart empty or fail over, links that are slow or silent, processes that are killed or
-// stand still. What each library's holders have believed is then checked.
+// that stop, restart empty or fail over, links that are slow or silent, processes that are killed
+// or stand still. What each library's holders have believed is then checked.
 //
 // A library takes part with an adapter of some fifty lines, see [Library] and libraries.go. A
-// [Scenario] is a workload with one kind of trouble. The verdict is "pass", "FAIL" with a reason, or
-// "not promised": the library's documentation promises nothing that the scenario could break. Each
-// scenario names a home-made lock with one [Defect] that fails in it, so that a pass means something,
-// and runs without its trouble, too.
+// [Scenario] is a workload with one kind of trouble. The verdict is "pass", "FAIL" with a reason,
+// or "not promised": the library's documentation promises nothing that the scenario could break.
+// Each scenario names a home-made lock with one [Defect] that fails in it, so that a pass means
+// something, and runs without its trouble, too.
 //
 // docs/TORTURE.md has the results. "make torture" makes the page.
 package torture
@@ -30,16 +30,17 @@ type Library struct {
 	Promises Promise // of its documentation
 	Claim    string  // the same in words, for the page
 	Calm     bool    // wants Setup.Calm
-	// Store starts a server that is not Redis, for a Library that keeps its locks there; one that is to
-	// restart keeps its data. Apart are the scenarios that this server cannot have, beside those that
-	// only Redis can.
+	// Store starts a server that is not Redis, for a Library that keeps its locks there; one that
+	// is to restart keeps its data. Apart are the scenarios that this server cannot have, beside
+	// those that only Redis can.
 	Store func(t testing.TB, keeps bool) *Backend
 	Apart []string
 	// Keeps are patterns, as for path.Match, of the keys in Redis that outlast a lock by the
-	// documentation of the library, such as counters of tokens. All other keys end with their leases.
+	// documentation of the library, such as counters of tokens. All other keys end with their
+	// leases.
 	Keeps []string
-	// Ends are the scenarios in which a goroutine of the library panics, and how. They would end this
-	// program, so they fail without a run.
+	// Ends are the scenarios in which a goroutine of the library panics, and how. They would end
+	// this program, so they fail without a run.
 	Ends map[string]string
 	// Open makes the part of one process.
 	Open func(Setup) (Locker, error)
@@ -68,10 +69,11 @@ type Setup struct {
 	TTL time.Duration
 	// Redis makes a go-redis client on the process's way to the servers. The caller closes it.
 	Redis func(mod ...func(*redis.UniversalOptions)) redis.UniversalClient
-	// Calm are the addresses of two more servers, to which nothing happens, for a Library that wants them.
+	// Calm are the addresses of two more servers, to which nothing happens, for a Library that
+	// wants them.
 	Calm []string
-	// Addr is the same way for libraries with connections of their own; empty with Sentinel and Cluster.
-	// For a Library with a Store, it is Backend.Source by that way, and Redis is nil.
+	// Addr is the same way for libraries with connections of their own; empty with Sentinel and
+	// Cluster. For a Library with a Store, it is Backend.Source by that way, and Redis is nil.
 	Addr string
 }
 

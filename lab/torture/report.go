@@ -132,8 +132,8 @@ last column is the mistake of a home-made lock that has to fail in the scenario.
 	return b.String()
 }
 
-// wakes says whether lateness in a scenario is a failure: the library promises to wake its waiters, and
-// was not late in the same scenario without its trouble.
+// wakes says whether lateness in a scenario is a failure: the library promises to wake its waiters,
+// and was not late in the same scenario without its trouble.
 func (r *Report) wakes(s *Scenario, l *Library) bool {
 	return l.Promises&Serves != 0 && !slices.ContainsFunc(r.Controls, func(v Verdict) bool {
 		return v.Library == l.Name && v.Scenario == s.Name && len(v.Late) > 0

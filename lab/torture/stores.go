@@ -188,7 +188,8 @@ type silentZK struct{}
 func (silentZK) Printf(string, ...any) {}
 
 func openZooKeeper(s Setup) (Locker, error) {
-	// The client library waits for a second after each round of all servers, of which there are three.
+	// The client library waits for a second after each round of all servers, of which there are
+	// three.
 	over, err := relockzk.New(s.Addr+","+s.Addr+","+s.Addr, relockzk.WithSessionTimeout(2*s.TTL))
 	if err != nil {
 		return nil, err

@@ -150,7 +150,8 @@ func (w *World) redis(faults *redistest.Faults, mod []func(*redis.UniversalOptio
 	return redis.NewUniversalClient(o)
 }
 
-// aside returns the addresses of two servers to which nothing happens, for a library that wants them.
+// aside returns the addresses of two servers to which nothing happens, for a library that wants
+// them.
 func (w *World) aside() []string {
 	if w.Library.Calm && w.calm == nil {
 		w.calm = []string{redistest.Start(w.T).Addr(), redistest.Start(w.T).Addr()}
@@ -259,8 +260,8 @@ type Visit struct {
 	Lost time.Time // the holder was told of a loss, or its lease was over; zero: neither
 }
 
-// Visit locks, reads what the lock guards, works, writes (but as a reader), and unlocks. The visitor
-// stops its work when it is told of a loss, or its lease is over.
+// Visit locks, reads what the lock guards, works, writes (but as a reader), and unlocks. The
+// visitor stops its work when it is told of a loss, or its lease is over.
 func (c *Client) Visit(ctx context.Context, work time.Duration) (v Visit) {
 	return c.visit(ctx, c.w.Turns[c.w.pick(len(c.w.Turns))], lasting(work))
 }
@@ -381,7 +382,8 @@ func (w *World) Each(pause time.Duration, trouble func(c *Client)) {
 	})
 }
 
-// waitIn waits until the client is in the lock for the first time. A first connection may take a while.
+// waitIn waits until the client is in the lock for the first time. A first connection may take a
+// while.
 func (c *Client) waitIn() {
 	for end := time.Now().Add(c.w.Patience); !c.in.Load() && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
@@ -463,9 +465,9 @@ func (w *World) UnlocksLate(first, second *Client, hold func(ctx context.Context
 	all.Wait()
 }
 
-// Unlocks has a client lock and unlock, with a trouble at the Unlock. Each turn has a lock of its own,
-// and leases are so long that nobody gets a lock by the end of one: an Unlock without an error has
-// freed its lock.
+// Unlocks has a client lock and unlock, with a trouble at the Unlock. Each turn has a lock of its
+// own, and leases are so long that nobody gets a lock by the end of one: an Unlock without an error
+// has freed its lock.
 func (w *World) Unlocks(trouble func(holder *Client)) {
 	w.TTL = 10 * time.Second
 	holder, next := w.Join(), w.Join()
@@ -501,7 +503,8 @@ func (w *World) Unlocks(trouble func(holder *Client)) {
 	}
 }
 
-// unlocksLast has a process end when its Unlock has returned: nothing of it reaches the server any more.
+// unlocksLast has a process end when its Unlock has returned: nothing of it reaches the server any
+// more.
 func (w *World) unlocksLast(holder, next *Client) {
 	held, err := holder.lockFor(name, w.Patience)
 	if err != nil {
@@ -534,8 +537,9 @@ func (c *Client) lockFor(guarded string, within time.Duration) (*Held, error) {
 	}
 }
 
-// Loses has a holder lose its lock by a trouble. It has to be told within a time; its work ends then.
-// The next one works for so long that a renewal of its lease by the first one keeps that from being told.
+// Loses has a holder lose its lock by a trouble. It has to be told within a time; its work ends
+// then. The next one works for so long that a renewal of its lease by the first one keeps that from
+// being told.
 func (w *World) Loses(within time.Duration, trouble func(holder *Client)) {
 	holder, other := w.Join(), w.Join()
 	done := make(chan Visit, 1)

@@ -11,10 +11,10 @@
 //	})
 //
 // Each run is a subtest in a testing/synctest bubble, so a lease passes at once. The name of the
-// subtest has the accident, the process and its step, such as long-outage@1.Renew.2, and repeats the
-// run with -run. Goroutines that can go on at the same moment do so in any order. Where a process
-// has several locks, some accidents happen to one of them alone, too, such as broken-lock-2@1.work.3
-// to the second lock that the process has used.
+// subtest has the accident, the process and its step, such as long-outage@1.Renew.2, and repeats
+// the run with -run. Goroutines that can go on at the same moment do so in any order. Where a
+// process has several locks, some accidents happen to one of them alone, too, such as
+// broken-lock-2@1.work.3 to the second lock that the process has used.
 //
 // A finding has the accident, the place in the program of both the accident and the work, and the
 // cure. If the context of the section had ended, the work should have ended with the context. If

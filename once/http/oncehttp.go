@@ -45,8 +45,8 @@ type middleware struct {
 // refused. The response of a handler that has run is always sent, also if it could not be stored:
 // it says what has happened, and an error in its place would make the client repeat what is done. A
 // repeat of that request meets an interrupted attempt. If the lock was lost, another attempt may
-// have begun before the handler ended. A panic of the handler goes on to the server, and the attempt
-// counts as interrupted.
+// have begun before the handler ended. A panic of the handler goes on to the server, and the
+// attempt counts as interrupted.
 //
 // If no handler runs and there is nothing to replay, the response is a problem of RFC 9457, see
 // [TypeMissingKey] and the other types.

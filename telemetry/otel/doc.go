@@ -5,9 +5,9 @@
 //	...
 //	client, err := relock.New(rdb, relock.WithHooks(telemetry.Hooks()))
 //
-// One [Telemetry] serves all clients of a process. To tell clients apart, make a Telemetry for each,
-// with [WithClientAttribute]. Without options, New uses the global meter and
-// tracer providers. To add hooks of your own, see [event.Join].
+// One [Telemetry] serves all clients of a process. To tell clients apart, make a Telemetry for
+// each, with [WithClientAttribute]. Without options, New uses the global meter and tracer
+// providers. To add hooks of your own, see [event.Join].
 //
 // # Metrics
 //
@@ -40,8 +40,8 @@
 // out refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages
 // of open holds. A hold of package leader is long on purpose: it counts as a hold, and has no age
 // and no ratio to its TTL. A series begins with its first event, and histograms have a few buckets.
-// [WithDetails] gives many buckets, the histograms of queue positions, of depths and of renewals, and
-// counters that begin with 0.
+// [WithDetails] gives many buckets, the histograms of queue positions, of depths and of renewals,
+// and counters that begin with 0.
 //
 // The mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write lock for
 // reading) or permit (a semaphore).

@@ -149,8 +149,8 @@ func (t *Telemetry) know(label string) {
 	}
 }
 
-// beginLock makes the counters begin whose attributes are known, with details; and otherwise the one
-// without which the share of calls that get the lock is unknown.
+// beginLock makes the counters begin whose attributes are known, with details; and otherwise the
+// one without which the share of calls that get the lock is unknown.
 func (t *Telemetry) beginLock(label string) {
 	bg := context.Background()
 	acquires := func(o event.Outcome, reentrant, waited bool) {

@@ -39,8 +39,8 @@ type section struct {
 	ended  time.Time // zero: open
 }
 
-// trace begins the span of a call. The context that trace returns answers for the span by itself, so
-// that acquireFinished asks nothing of the context of the caller, which may be in use again.
+// trace begins the span of a call. The context that trace returns answers for the span by itself,
+// so that acquireFinished asks nothing of the context of the caller, which may be in use again.
 func (t *Telemetry) trace(e event.AcquireStarted) (context.Context, event.TraceFinished) {
 	label := t.of(e.Name, e.Mode)
 	ctx, span := t.tracer.Start(e.Context, SpanName,

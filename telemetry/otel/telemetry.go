@@ -81,15 +81,15 @@ func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) 
 // f must be safe for concurrent use. Bytes that are not valid UTF-8 become U+FFFD.
 func WithLockAttribute(f func(name string) string) Option { return func(c *config) { c.label = f } }
 
-// WithClientAttribute adds an attribute relock.client to all metrics and spans, so that clients with
-// a Telemetry each are told apart. Bytes that are not valid UTF-8 become U+FFFD.
+// WithClientAttribute adds an attribute relock.client to all metrics and spans, so that clients
+// with a Telemetry each are told apart. Bytes that are not valid UTF-8 become U+FFFD.
 func WithClientAttribute(client string) Option {
 	return func(c *config) { c.client = valid(client) }
 }
 
-// WithDetails gives the histograms many buckets, adds the histograms of queue positions, of re-entry
-// and of renewals, and lets all counters begin with 0. A lock kind then has about ten times as many
-// time series.
+// WithDetails gives the histograms many buckets, adds the histograms of queue positions, of
+// re-entry and of renewals, and lets all counters begin with 0. A lock kind then has about ten
+// times as many time series.
 func WithDetails() Option { return func(c *config) { c.details = true } }
 
 // New makes a Telemetry. Make one for each meter provider. New returns an error if an option is
@@ -283,8 +283,8 @@ func (t *Telemetry) ofClient(attrs []attribute.KeyValue) []attribute.KeyValue {
 	return attrs
 }
 
-// attributes returns the attributes of a lock: its mode and, if there are any, the lock attribute and
-// that of the client.
+// attributes returns the attributes of a lock: its mode and, if there are any, the lock attribute
+// and that of the client.
 func (t *Telemetry) attributes(label string) []attribute.KeyValue {
 	mode, lock := measures.Split(label)
 	attrs := []attribute.KeyValue{ModeKey.String(mode)}

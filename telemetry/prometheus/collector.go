@@ -51,9 +51,9 @@ func WithLockLabel(f func(name string) string) Option {
 	return func(c *config) { c.label = f }
 }
 
-// WithDetails gives the histograms many buckets, adds the histograms of queue positions, of re-entry
-// and of renewals, and lets all counters begin with 0. A lock kind then has about 350 lines in a
-// scrape, in place of 30.
+// WithDetails gives the histograms many buckets, adds the histograms of queue positions, of
+// re-entry and of renewals, and lets all counters begin with 0. A lock kind then has about 350
+// lines in a scrape, in place of 30.
 func WithDetails() Option { return func(c *config) { c.details = true } }
 
 // WithDurationBuckets sets the upper bounds, in seconds, of the buckets for the time of acquires

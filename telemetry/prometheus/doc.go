@@ -6,8 +6,8 @@
 //	client, err := relock.New(rdb, relock.WithHooks(metrics.Hooks()))
 //
 // One Collector serves all clients of a process. To tell clients apart, make a Collector for each,
-// and register it with a label of its own, see [prometheus.WrapRegistererWith]. With several, or with
-// hooks of your own, see [event.Join].
+// and register it with a label of its own, see [prometheus.WrapRegistererWith]. With several, or
+// with hooks of your own, see [event.Join].
 //
 // # Metrics
 //
@@ -43,8 +43,8 @@
 // lock for reading) or permit (a semaphore).
 //
 // Histograms have classic buckets, and native ones for a Prometheus that asks for them; the alerts
-// and the dashboard want the classic ones (always_scrape_classic_histograms). By default there are a
-// few buckets, and a series begins with its first event. [WithDetails] gives many buckets, the
+// and the dashboard want the classic ones (always_scrape_classic_histograms). By default there are
+// a few buckets, and a series begins with its first event. [WithDetails] gives many buckets, the
 // histograms of queue positions, of depths and of renewals, and counters that begin with 0.
 //
 // The page docs/OPERATIONS.md of the repository has all label values, alerts, and a dashboard.
