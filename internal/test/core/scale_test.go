@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -61,6 +62,49 @@ func TestADoubtAboutOneHoldLooksAtNoOther(t *testing.T) {
 		require.Zero(t, testing.AllocsPerRun(10, func() { doubt(noHold) }), "of a list of all holds")
 		require.NoError(t, c.Close())
 	})
+}
+
+// allocations counts what a function allocates.
+func allocations(f func()) int {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return int(after.Mallocs - before.Mallocs)
+}
+
+func TestWaitsForHoldsOfOnesOwnCostTheSameBesideManyHolds(t *testing.T) {
+	const waits = 1000
+	costs := map[int]int{} // of the waits, by the number of holds
+	for _, holds := range []int{waits, 100_000} {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
+			var renewals, lost int
+			c := w.OpenClient(relock.WithHooks(event.Hooks{
+				Renewed: func(e event.Renewed) { renewals += e.Locks },
+				Lost:    func(event.Lost) { lost++ },
+			}))
+			sections := make([]context.Context, holds)
+			for i := range sections {
+				sections[i], _ = c.NewLock(strconv.Itoa(i)).Lock(t.Context())
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var waiting sync.WaitGroup
+			costs[holds] = allocations(func() {
+				for i := range waits {
+					waiting.Go(func() { _, _ = c.NewLock(strconv.Itoa(i)).Lock(ctx) })
+				}
+				stage.Pass(2 * time.Second) // with the warning of a call that waits for its own client
+			})
+			stage.Pass(relock.DefaultTTL)
+			cancel()
+			waiting.Wait()
+			runtime.KeepAlive(sections)
+			require.NoError(t, c.Close())
+			require.GreaterOrEqual(t, renewals, holds)
+			require.Zero(t, lost)
+		})
+	}
+	require.InEpsilon(t, costs[waits], costs[100_000], 0.1)
 }
 
 func TestADoubtAboutAllOfManyHoldsRenewsEach(t *testing.T) {
