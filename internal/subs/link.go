@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/timers"
 	"github.com/go-relock/relock/internal/wire"
 )
 
@@ -63,6 +64,7 @@ type link struct {
 	why      error           // the reason for the latest loss in the outage
 	suspect  bool            // the connection ends at the age of grace
 	grace    time.Duration
+	idle     timers.Heap[*subscription] // of subs without listeners, by the end of lingerFor
 }
 
 // linkLocked returns the link to a node, and starts a missing link. nil: the client is closed.
@@ -82,8 +84,14 @@ func (h *Hub) linkLocked(node string, rdb redis.UniversalClient) *link {
 func (l *link) adoptLocked(s *subscription) {
 	s.link = l
 	l.subs[s] = struct{}{}
+	s.lingerLocked()
 	l.todo = append(l.todo, s)
 	l.replan()
+}
+
+func (l *link) dropLocked(s *subscription) {
+	delete(l.subs, s)
+	l.idle.Remove(&s.lingering)
 }
 
 // replan makes the goroutine plan again.
@@ -303,11 +311,9 @@ func (l *link) hasTwinLocked(s *subscription) bool {
 func (l *link) sweep(now time.Time) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	for s := range l.subs {
-		if len(s.listeners) == 0 && now.Sub(s.idle) >= lingerFor {
-			l.hub.endLocked(s, nil)
-			l.leave = append(l.leave, s)
-		}
+	for item, due := l.idle.First(); due <= now.Sub(l.hub.start); item, due = l.idle.First() {
+		l.hub.endLocked(item.Value, nil)
+		l.leave = append(l.leave, item.Value)
 	}
 }
 
@@ -372,7 +378,7 @@ func (l *link) moveLocked(s *subscription, node string, rdb redis.UniversalClien
 	if to == nil {
 		return
 	}
-	delete(l.subs, s)
+	l.dropLocked(s)
 	to.adoptLocked(s)
 	to.attempt = max(to.attempt, l.attempt)
 	if to.lost.IsZero() {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/timers"
 )
 
 // ErrClosed is the error of a listener whose client is closed.
@@ -67,7 +68,8 @@ type Note struct {
 
 // Hub has the subscriptions of one client. A Hub is safe for concurrent use.
 type Hub struct {
-	o Options
+	o     Options
+	start time.Time // heaps count from here
 
 	mu    sync.Mutex
 	subs  map[Topic]*subscription
@@ -76,7 +78,7 @@ type Hub struct {
 
 // New returns a Hub without connections.
 func New(o Options) *Hub {
-	return &Hub{o: o, subs: map[Topic]*subscription{}, links: map[string]*link{}}
+	return &Hub{o: o, start: time.Now(), subs: map[Topic]*subscription{}, links: map[string]*link{}}
 }
 
 // subscription is a topic with listeners, or a topic that had listeners a moment ago.
@@ -84,12 +86,12 @@ type subscription struct {
 	Topic
 
 	// Guarded by Hub.mu.
-	link      *link // nil after the end of the subscription
+	link      *link                      // nil after the end of the subscription
+	lingering timers.Item[*subscription] // in link.idle without listeners
 	listeners map[string][]*Listener
-	sharded   bool      // asked for with SSUBSCRIBE
-	confirmed bool      // by the server, on the present connection of link
-	single    bool      // needs a command of its own, after the refusal of a batch
-	idle      time.Time // when the last listener was closed
+	sharded   bool // asked for with SSUBSCRIBE
+	confirmed bool // by the server, on the present connection of link
+	single    bool // needs a command of its own, after the refusal of a batch
 }
 
 // Listener gets the messages of one topic for one id.
@@ -169,6 +171,7 @@ func (h *Hub) add(t Topic, id, node string, rdb redis.UniversalClient) *Listener
 			return nil
 		}
 		s = &subscription{Topic: t, listeners: map[string][]*Listener{}}
+		s.lingering.Value = s
 		h.subs[t] = s
 		to.adoptLocked(s)
 	}
@@ -182,6 +185,7 @@ func (h *Hub) add(t Topic, id, node string, rdb redis.UniversalClient) *Listener
 func (h *Hub) addLocked(s *subscription, id string) *Listener {
 	l := &Listener{hub: h, sub: s, id: id, notes: make(chan Note, 1)}
 	s.listeners[id] = append(s.listeners[id], l)
+	s.link.idle.Remove(&s.lingering)
 	return l
 }
 
@@ -201,7 +205,14 @@ func (l *Listener) Close() {
 	}
 	if s.listeners[l.id] = slices.Delete(same, i, i+1); len(same) == 1 {
 		delete(s.listeners, l.id)
-		s.idle = time.Now()
+		s.lingerLocked()
+	}
+}
+
+// lingerLocked has a subscription that has no listeners and has not ended end after lingerFor.
+func (s *subscription) lingerLocked() {
+	if len(s.listeners) == 0 && s.link != nil {
+		s.link.idle.Set(&s.lingering, time.Since(s.link.hub.start)+lingerFor)
 	}
 }
 
@@ -256,7 +267,7 @@ func (s *subscription) notifyLocked(n Note) {
 // endLocked ends a subscription. The remaining listeners get err.
 func (h *Hub) endLocked(s *subscription, err error) {
 	delete(h.subs, s.Topic)
-	delete(s.link.subs, s)
+	s.link.dropLocked(s)
 	s.link, s.confirmed = nil, false
 	s.notifyLocked(Note{Err: err})
 }

@@ -114,6 +114,27 @@ func TestASubscriptionLingersForTwoSeconds(t *testing.T) {
 	})
 }
 
+// A nil subscription panics whoever looks at it.
+func TestASweepLooksAtNoSubscriptionThatHasListeners(t *testing.T) {
+	fake(t, func(t *testing.T, r *rig) {
+		kept := r.listen("kept", "1")
+		r.listen("a", "1").Close()
+		link := kept.sub.link
+		mark := func(f func()) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			f()
+		}
+		mark(func() { link.subs[nil] = struct{}{} })
+		pass(lingerFor + tick)
+		require.Zero(t, r.subscribers("a"))
+		require.NotPanics(t, func() { link.sweep(time.Now()) })
+		mark(func() { delete(link.subs, nil) })
+		r.hears("kept", kept)
+		require.Empty(t, r.losses())
+	})
+}
+
 func TestALinkEndsWithItsLastSubscription(t *testing.T) {
 	fake(t, func(t *testing.T, r *rig) {
 		for range 3 {

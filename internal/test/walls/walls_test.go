@@ -47,7 +47,9 @@ var walls = map[string][]string{
 		relock + "internal/subs", relock + "internal/wire", relock + "store",
 	},
 	// The ways to a server: nothing of locks.
-	"internal/subs": {goRedis, relock + "internal/attempts", relock + "internal/group", relock + "internal/lifetime", relock + "internal/wire"},
+	"internal/subs": {
+		goRedis, relock + "internal/attempts", relock + "internal/group", relock + "internal/lifetime", relock + "internal/timers", relock + "internal/wire",
+	},
 	"internal/wire": {goRedis, relock + "internal/attempts", relock + "internal/group", relock + "internal/lifetime"},
 }
 
