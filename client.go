@@ -21,7 +21,8 @@ import (
 // Client is where the locks of one process come from, see [Client.NewLock]. Make a Client for the
 // life of the process, and call [Client.Close] at the end. A Client is safe for concurrent use.
 //
-// A Client has no goroutine and no connection of its own until one of its locks is used.
+// A Client has no connection of its own, and no goroutine but the one that calls its logger, until
+// one of its locks is used.
 type Client struct {
 	id       string
 	settings settings

@@ -19,14 +19,14 @@ import (
 
 // embedded starts a Redis server inside the example. A program of yours connects to a real one:
 //
-//	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+//	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 func embedded() (rdb *redis.Client, stop func()) {
 	server := miniredis.NewMiniRedis()
 	server.ClockTTL(true) // keys expire with the clock
 	if err := server.Start(); err != nil {
 		panic(err)
 	}
-	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
+	rdb = redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 	return rdb, func() {
 		_ = rdb.Close()
 		server.Close()
@@ -47,7 +47,7 @@ func connect(options ...relock.Option) (client *relock.Client, stop func()) {
 }
 
 func Example() {
-	rdb, stop := embedded() // or redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	rdb, stop := embedded() // or redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 	defer stop()
 
 	client, err := relock.New(rdb) // one for the life of the process

@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,11 @@ import (
 // must not send a command again: an Unlock whose script has run already would find nothing, and
 // report a loss.
 //
+// Set ContextTimeoutEnabled in the options of rdb: a call whose context can end then takes no
+// goroutine and up to half the time, and a silent server keeps no connection beyond the deadline of
+// a context. New says once in the log ([WithLogger], level info) that the option is not set, if rdb
+// is a [redis.Client] or a [redis.ClusterClient] itself.
+//
 // Errors: [ErrInvalid].
 func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	set, err := defaults().with(options, ofLock, ofClient, ofRedis)
@@ -55,7 +61,25 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 			_ = s.Close()
 		}
 	})
-	return c.use(s)
+	if c, err = c.use(s); err == nil {
+		c.hintContextTimeout(rdb)
+	}
+	return c, err
+}
+
+// hintContextTimeout says in the log what it costs if rdb does not keep the deadlines of contexts.
+func (c *Client) hintContextTimeout(rdb redis.UniversalClient) {
+	keeps, costs := true, "if Redis is silent, the connection of a call whose context ends hangs until ReadTimeout"
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		keeps = rdb.Options().ContextTimeoutEnabled
+		costs = "a call whose context can end takes up to twice as long; " + costs
+	case *redis.ClusterClient:
+		keeps = rdb.Options().ContextTimeoutEnabled
+	}
+	if !keeps {
+		c.log(c.settings.logger, slog.LevelInfo, "relock: the go-redis client has no ContextTimeoutEnabled: "+costs)
+	}
 }
 
 // RedisStore makes the store that New gives to its Client, for programs that combine stores.

@@ -231,8 +231,9 @@ func WithMaxWaiters(n int) Option {
 }
 
 // WithLogger makes the client log to l: losses, leaks and hooks that panic as errors, trouble with
-// the store and dropped events as warnings, reconnects at level info, retries at level debug. The
-// default is to log nothing. nil is not allowed.
+// the store and dropped events as warnings, reconnects and a go-redis client without
+// ContextTimeoutEnabled ([New]) at level info, retries at level debug. The default is to log nothing.
+// nil is not allowed.
 //
 // The goroutine of the hooks calls l, and log records wait in one queue with the events: if l is
 // slow, both can be dropped, see [event.Hooks]. The logger of a single lock gets its losses, its

@@ -81,6 +81,7 @@ func run(ctx context.Context, out io.Writer, listen, redisURL string) error {
 		server.ClockTTL(true) // keys expire with the clock
 		options.Addr = server.Addr()
 	}
+	options.ContextTimeoutEnabled = true // a call ends at the deadline of its context
 	m, err := newMetrics()
 	if err != nil {
 		return err

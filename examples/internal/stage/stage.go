@@ -39,6 +39,7 @@ func Redis(url string) (options *redis.Options, end func(), err error) {
 		if options, err = redis.ParseURL(url); err != nil {
 			return nil, nil, errors.New("REDIS_URL cannot be read: it must be such as redis://localhost:6379")
 		}
+		options.ContextTimeoutEnabled = true // a call ends at the deadline of its context
 		return options, func() {}, nil
 	}
 	embedded, err := miniredis.Run()
@@ -46,7 +47,7 @@ func Redis(url string) (options *redis.Options, end func(), err error) {
 		return nil, nil, err
 	}
 	expire(embedded)
-	return &redis.Options{Addr: embedded.Addr()}, embedded.Close, nil
+	return &redis.Options{Addr: embedded.Addr(), ContextTimeoutEnabled: true}, embedded.Close, nil
 }
 
 // expire lets the keys of the server expire with the clock, before each script and search for keys.
