@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,6 +89,8 @@ func servesNobody(err error) bool {
 	switch wire.Code(err) {
 	case "MOVED", "NOAUTH", "WRONGPASS", "DENIED":
 		return true
+	case "": // and no word of a server, such as a certificate that is refused
+		return errors.Is(err, store.ErrUnavailable) || wire.Refused(err)
 	}
 	return errors.Is(err, store.ErrUnavailable)
 }
@@ -106,8 +109,9 @@ func (c *checks) note(verb string, err error) {
 	}
 	cause, _, _ := strings.Cut(err.Error(), " script: ")
 	if line := c.scripts.lineOf(err.Error()); line != "" {
-		cause = line // the same command is missing in all verbs
-		err = fmt.Errorf("%w (%s%s)", err, rightsFor(err, line), line)
+		rights := rightsFor(err, line)
+		cause = cmp.Or(rights, line) // the same command is missing in all verbs
+		err = fmt.Errorf("%w (%s%s)", err, rights, line)
 	}
 	if !slices.ContainsFunc(c.missing, func(m error) bool { return strings.Contains(m.Error(), cause) }) {
 		c.missing = append(c.missing, fmt.Errorf("cannot %s: %w", verb, err))
@@ -152,7 +156,8 @@ func (s *Scripts) lineOf(text string) string {
 	}
 	for _, script := range s.loaded {
 		if at, _ := strconv.Atoi(found[2]); script.Hash == found[1] {
-			return strings.TrimSpace(strings.Split(script.Source, "\n")[at-1])
+			line, _, _ := strings.Cut(strings.Split(script.Source, "\n")[at-1], " -- ")
+			return strings.TrimSpace(line)
 		}
 	}
 	return ""

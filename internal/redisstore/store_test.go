@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -447,6 +449,35 @@ func TestCheckServer(t *testing.T) {
 				require.NotContains(t, other, cause)
 			}
 		}
+	})
+	t.Run("says each right once", func(t *testing.T) {
+		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "x", "on", ">x", "~*", "&*", "+@all", "-hdel").Err())
+		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "x", "x" }), Layout{})
+		err := s.CheckServer(t.Context(), a)
+		requireOneLine(t, err, "(the user needs +hdel: ")
+		require.NotContains(t, err.Error(), " -- ", "a comment of the script")
+	})
+	t.Run("a client of clusters, and a server that is none", func(t *testing.T) {
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{server.Addr()}})
+		defer rdb.Close()
+		s, a := open(t, rdb, Layout{})
+		requireOneLine(t, s.CheckServer(t.Context(), a), "the server is no node of a cluster: use a redis.Client (")
+	})
+	t.Run("a certificate that is refused", func(t *testing.T) {
+		stranger, dials := httptest.NewTLSServer(http.NotFoundHandler()), 0
+		defer stranger.Close()
+		config := &tls.Config{ServerName: "redis"}
+		rdb := redis.NewClient(&redis.Options{
+			DialerRetries: 1, MaxRetries: -1, PoolSize: 1000, // else go-redis dials behind us
+			Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				dials++
+				return (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", stranger.Listener.Addr().String())
+			},
+		})
+		defer rdb.Close()
+		s, a := open(t, rdb, Layout{})
+		requireOneLine(t, s.CheckServer(t.Context(), a), "cannot take a lock: tls: ")
+		require.Equal(t, 1, dials, "nothing else is asked for")
 	})
 	t.Run("a proxy without pub/sub", func(t *testing.T) {
 		faults := redistest.NewFaults()

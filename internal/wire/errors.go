@@ -22,6 +22,7 @@ var ErrGivenUp = errors.New("no answer from Redis")
 
 var (
 	errNoCluster    = errors.New("the server is a node of a cluster: use a redis.ClusterClient")
+	errAlone        = errors.New("the server is no node of a cluster: use a redis.Client")
 	errReplica      = errors.New("the server is a replica: use its master, or redis.NewFailoverClient")
 	errNoMaster     = errors.New("the sentinels do not know a master of this name")
 	errKilled       = errors.New("the script was ended before it wrote")
@@ -196,6 +197,8 @@ func advised(err error) error {
 	switch {
 	case Code(err) == "READONLY":
 		return fmt.Errorf("%w (%w)", errReplica, err)
+	case strings.Contains(err.Error(), "cluster support disabled"):
+		return fmt.Errorf("%w (%w)", errAlone, err)
 	case errors.Is(err, redis.Nil):
 		return fmt.Errorf("%w (%w)", errNoMaster, err)
 	default:
