@@ -65,11 +65,15 @@ func (a *acquiring) refusedBy(err error) {
 	if a.refusal.Local || around != nil {
 		stack := make([]uintptr, 32)
 		stack = stack[:runtime.Callers(1, stack)]
-		a.hint = time.AfterFunc(quietly, func() { l.waitsForItself(busy.Owner, around, stack) })
+		after := quietly
+		if around == nil && openEntry(&lifetime.Guarded{Context: a.ctx}, l.client.isOf) != nil {
+			after = 4 * deadlockAfter // a circle of waits has its own error by then
+		}
+		a.hint = time.AfterFunc(after, func() { l.waitsForItself(busy.Owner, around, stack) })
 	}
 }
 
-// waitsForItself warns of a call that has waited for a second for a hold of its own client, or for a
+// waitsForItself warns of a call that has waited for a while for a hold of its own client, or for a
 // section around it. around is the entry of that section; nil: none. Goroutines that take turns wait
 // for their own client, too, so each line of the program is warned of once.
 func (l *Lock) waitsForItself(id store.ID, around *entry, stack []uintptr) {

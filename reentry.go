@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/go-relock/relock/event"
@@ -54,6 +55,10 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	}
 	a.section, a.event.Depth = section, h.count
 	t.mu.Unlock()
+	if own := a.lock.settings; own.ttl != h.ttl || own.fixed != h.fixed || own.maxHold != h.maxHold || own.delay != h.delay {
+		h.client.log(own.logger, slog.LevelDebug, "relock: a nested call has the lease of its section: its own options do not count",
+			slog.String("lock", h.name), slog.String("holder", h.holder.String()), slog.Duration("ttl", h.ttl))
+	}
 	return nil
 }
 

@@ -335,3 +335,52 @@ func TestALoggerSeesTheLevelsItWantsOnly(t *testing.T) {
 		require.Equal(t, lost.Holder.String(), lines[0].Attrs["holder"])
 	})
 }
+
+func TestOptionsOfANestedCallThatDoNotCountAreLogged(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		log := stage.Logbook{Least: slog.LevelDebug}
+		c := w.NewClient(relock.WithLogger(log.Logger()))
+		section := w.Enter(t.Context(), c.NewLock("a"))
+		for _, options := range [][]relock.Option{
+			nil, {relock.WithTTL(relock.DefaultTTL)},
+		} {
+			w.Leave(w.Enter(section, c.NewLock("a", options...)), c.NewLock("a"))
+		}
+		require.Empty(t, log.About("its own options"))
+		for n, option := range []relock.Option{
+			relock.WithTTL(time.Minute), relock.WithFixedLease(relock.DefaultTTL), relock.WithMaxHold(time.Hour), relock.WithLockDelay(time.Second),
+		} {
+			w.Leave(w.Enter(section, c.NewLock("a", option)), c.NewLock("a"))
+			lines := log.About("its own options")
+			require.Len(t, lines, n+1)
+			require.Equal(t, slog.LevelDebug, lines[n].Level)
+			require.Equal(t, relock.DefaultTTL, lines[n].Attrs["ttl"])
+		}
+		w.Leave(section, c.NewLock("a"))
+	})
+}
+
+// Of two calls that wait for each other none misses a context: they are told of their circle.
+func TestACircleOfWaitsIsNoNestedCallForTheLog(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		c := w.NewClient(relock.WithLogger(log.Logger()))
+		a, b := c.NewLock("a"), c.NewLock("b")
+		inA, inB := w.Enter(t.Context(), a), w.Enter(t.Context(), b)
+		first, second := w.Start(inA, b), w.Start(inB, a)
+		require.ErrorIs(t, second.Failure(), relock.ErrDeadlock)
+		require.Empty(t, log.About(waitsForItsClient))
+		w.Leave(inB, b)
+		w.Leave(first.Section(), b)
+
+		nested := w.Start(inA, b) // b is free
+		w.Leave(nested.Section(), b)
+		inB = w.Enter(t.Context(), b)
+		waiting := w.Start(inA, b)
+		stage.Pass(5 * time.Second)
+		log.RequireOne(t, waitsForItsClient, slog.LevelWarn, "lock", "holder", "held", "place")
+		w.Leave(inB, b)
+		w.Leave(waiting.Section(), b)
+		w.Leave(inA, a)
+	})
+}
