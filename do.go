@@ -17,7 +17,7 @@ import (
 // [ErrClosed] or the cause of ctx, is joined if fn returns an error; for the cause of ctx the text
 // says that the caller's context has ended. The error of an unconfirmed
 // Unlock is joined too. If the lock cannot be had, fn is not run, and the error matches
-// [NotEntered].
+// [ErrNotEntered].
 func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error) error {
 	switch {
 	case isNil(l):
@@ -53,8 +53,8 @@ func within(section context.Context, l Locker, fn func(ctx context.Context) erro
 		if unlockErr := l.Unlock(section); unlockErr != nil && !errors.Is(err, unlockErr) {
 			err = join(err, unlockErr)
 		}
-		if NotEntered(err) { // by another Do: fn has returned the error of the other Do, or the error has ended the context
-			err = &doError{err, true}
+		if errors.Is(err, ErrNotEntered) { // of another Do: fn has returned it, or it has ended the context
+			err = &enteredError{err}
 		}
 	}()
 	return withEnd(section, fn(section))
@@ -114,32 +114,22 @@ func doFor(ctx context.Context, wait time.Duration, l Locker, try func(context.C
 	return within(section, l, fn)
 }
 
-// NotEntered says whether err comes from a Do or DoFor that did not get the lock, and so has not
-// run its function. The error of another Do does not count if the function called the other Do and
-// returned its error.
-func NotEntered(err error) bool {
-	switch e := err.(type) { // NotEntered walks by itself, as doError ends the walk
-	case *doError:
-		return !e.entered
-	case interface{ Unwrap() error }:
-		return NotEntered(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		return slices.ContainsFunc(e.Unwrap(), NotEntered)
-	default:
-		return false
-	}
+// notEnteredError is the error of a Do that has not run its function.
+type notEnteredError struct{ error }
+
+func notEntered(err error) error { return &notEnteredError{err} }
+
+func (e *notEnteredError) Is(target error) bool { return target == ErrNotEntered }
+func (e *notEnteredError) Unwrap() error        { return e.error }
+
+// enteredError is the error of a Do that has run its function. It hides the ErrNotEntered of another
+// Do inside, and so has no Unwrap.
+type enteredError struct{ error }
+
+func (e *enteredError) Is(target error) bool {
+	return target != ErrNotEntered && errors.Is(e.error, target)
 }
-
-// doError is the error of a Do. With entered its function ran, and an error of a Do inside does not
-// count.
-type doError struct {
-	error
-	entered bool
-}
-
-func notEntered(err error) error { return &doError{err, false} }
-
-func (e *doError) Unwrap() error { return e.error }
+func (e *enteredError) As(target any) bool { return errors.As(e.error, target) }
 
 // join is errors.Join with a text in one line.
 func join(errs ...error) (joined error) {

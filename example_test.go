@@ -287,9 +287,9 @@ func ExampleLock_DoFor() {
 	// 204
 }
 
-// NotEntered tells a call that has done nothing, and may be repeated, from one whose function has
+// ErrNotEntered tells a call that has done nothing, and may be repeated, from one whose function has
 // run.
-func ExampleNotEntered() {
+func ExampleLock_DoFor_notEntered() {
 	client, stop := connect()
 	defer stop()
 	lock := client.NewLock("orders:42")
@@ -301,11 +301,11 @@ func ExampleNotEntered() {
 	}
 	work := func(context.Context) error { return errors.New("the payment was refused") }
 	err = lock.DoFor(context.Background(), 0, work)
-	fmt.Println("nothing was done:", relock.NotEntered(err))
+	fmt.Println("nothing was done:", errors.Is(err, relock.ErrNotEntered))
 
 	_ = lock.Unlock(section)
 	err = lock.DoFor(context.Background(), 0, work)
-	fmt.Println("nothing was done:", relock.NotEntered(err))
+	fmt.Println("nothing was done:", errors.Is(err, relock.ErrNotEntered))
 	// Output:
 	// nothing was done: true
 	// nothing was done: false

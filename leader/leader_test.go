@@ -100,8 +100,8 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 			require.ErrorIs(t, c.Failure(), stage.ErrOdd)
 		}
 		require.ErrorIs(t, one.Err, errMine, "the function has run")
-		require.False(t, relock.NotEntered(one.Err))
-		require.True(t, relock.NotEntered(two.Err))
+		require.NotErrorIs(t, one.Err, relock.ErrNotEntered)
+		require.ErrorIs(t, two.Err, relock.ErrNotEntered)
 		require.ErrorIs(t, two.Err, relock.ErrLocked)
 		w.RequireFree("a")
 	})
@@ -115,7 +115,7 @@ func TestALossThatOnlyUnlockFindsEndsLead(t *testing.T) {
 		one.result <- nil // before any renewal
 		err := one.Failure()
 		require.ErrorIs(t, err, relock.ErrLockLost)
-		require.False(t, relock.NotEntered(err))
+		require.NotErrorIs(t, err, relock.ErrNotEntered)
 	})
 }
 
@@ -171,7 +171,7 @@ func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
 			"unsure":         {leader.Run(t.Context(), unsure.NewLock("a"), run), stage.ErrOdd},
 		} {
 			require.ErrorIs(t, r.err, r.want, name)
-			require.True(t, relock.NotEntered(r.err), name)
+			require.ErrorIs(t, r.err, relock.ErrNotEntered, name)
 		}
 	})
 }
@@ -367,7 +367,7 @@ func TestAStopEndsTheWaitOfACandidateAndNoTerm(t *testing.T) {
 		stage.Pass(time.Minute)
 		shutDown(stage.ErrOdd)
 		require.ErrorIs(t, two.Failure(), stage.ErrOdd)
-		require.True(t, relock.NotEntered(two.Err))
+		require.ErrorIs(t, two.Err, relock.ErrNotEntered)
 		stage.Pass(time.Minute)
 		require.True(t, one.Waits(), "the leader goes on")
 		one.result <- nil

@@ -34,7 +34,7 @@ import (
 // that the store has not confirmed.
 //
 // A loss that only Unlock finds is an error, too: fn had come to its end by itself. The error
-// matches [relock.NotEntered] if fn has not run since the last campaign began; fn may have run
+// matches [relock.ErrNotEntered] if fn has not run since the last campaign began; fn may have run
 // before. A panic of fn unlocks, and goes on. [relock.WithMaxHold] makes the leadership change hands
 // after a time. The events of a hold of Run have Leader set, as a long hold is no fault there.
 func Run(ctx context.Context, lock *relock.Lock, fn func(ctx context.Context) error) error {

@@ -68,7 +68,7 @@ func closeAfter(b *bench) {
 			b.requireKinds(err, relock.ErrClosed)
 			require.Equal(b.t, err, context.Cause(got))
 		}
-		require.True(b.t, relock.NotEntered(l.Do(ctx, nothing)))
+		require.ErrorIs(b.t, l.Do(ctx, nothing), relock.ErrNotEntered)
 	}
 	b.requireKinds(fixed.Extend(context.WithoutCancel(other), long), relock.ErrClosed)
 	require.NoError(b.t, fixed.ForceUnlock(b.ctx))
@@ -214,7 +214,7 @@ func invalidTold(b *bench) {
 			b.requireKinds(err, relock.ErrInvalid)
 			require.Equal(b.t, err, context.Cause(ctx), "the context has ended")
 		}
-		require.True(b.t, relock.NotEntered(wrong.Do(b.ctx, nothing)))
+		require.ErrorIs(b.t, wrong.Do(b.ctx, nothing), relock.ErrNotEntered)
 		for _, err := range []error{
 			wrong.Unlock(b.ctx), wrong.Extend(b.ctx, long), wrong.ForceUnlock(b.ctx), last(wrong.Token(b.ctx)), last(wrong.State(b.ctx)),
 		} {

@@ -37,7 +37,7 @@ func doInside(b *bench) {
 
 	err := relock.Do(b.ctx, l, func(context.Context) error { return errMine })
 	require.Equal(b.t, errMine, err, "nothing is wrapped around the error")
-	require.False(b.t, relock.NotEntered(err))
+	require.NotErrorIs(b.t, err, relock.ErrNotEntered)
 	require.False(b.t, b.state(l).Locked())
 }
 
@@ -58,7 +58,7 @@ func doUnlocks(b *bench) {
 
 	err := l.Do(b.ctx, func(ctx context.Context) error { return l.Unlock(ctx) })
 	b.requireKinds(err, relock.ErrNotHeld)
-	require.False(b.t, relock.NotEntered(err))
+	require.NotErrorIs(b.t, err, relock.ErrNotEntered)
 }
 
 func doRefused(b *bench) {
@@ -74,8 +74,8 @@ func doRefused(b *bench) {
 		l.Do(ctx, run), relock.Do(ctx, l, run), l.DoFor(ctx, long, run), l.DoFor(b.ctx, brief, run), l.DoFor(b.ctx, 0, run),
 	} {
 		require.Error(b.t, err)
-		require.True(b.t, relock.NotEntered(err))
-		require.True(b.t, relock.NotEntered(fmt.Errorf("wrapped: %w", err)))
+		require.ErrorIs(b.t, err, relock.ErrNotEntered)
+		require.ErrorIs(b.t, fmt.Errorf("wrapped: %w", err), relock.ErrNotEntered)
 		require.NotContains(b.t, err.Error(), "\n")
 	}
 	b.requireRefused(l.DoFor(b.ctx, 0, run), l, b.holder(section))
@@ -94,7 +94,7 @@ func doJoins(b *bench) {
 	})
 	b.requireKinds(err, relock.ErrLockLost, context.Canceled)
 	b.requireLost(err, l, event.LossTaken)
-	require.False(b.t, relock.NotEntered(err))
+	require.NotErrorIs(b.t, err, relock.ErrNotEntered)
 
 	err = l.Do(b.ctx, func(ctx context.Context) error { lose(ctx); return nil })
 	b.requireLost(err, l, event.LossTaken)

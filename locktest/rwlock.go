@@ -68,7 +68,7 @@ func readVerbs(b *bench) {
 	require.NoError(b.t, there.Do(b.ctx, func(writer context.Context) error {
 		err := l.RDoFor(b.ctx, 0, run)
 		b.requireRefused(err, l, b.holder(writer))
-		require.True(b.t, relock.NotEntered(err))
+		require.ErrorIs(b.t, err, relock.ErrNotEntered)
 		return nil
 	}))
 	b.requireKinds(last(l.TryRLockFor(b.ctx, -1)), relock.ErrInvalid)
@@ -183,7 +183,7 @@ func upgradeDeadlock(b *bench) {
 		err := late.lock.Do(late.section, nothing)
 		b.requireKinds(err, store.ErrDeadlock)
 		require.ErrorContains(b.t, err, l.Name())
-		require.True(b.t, relock.NotEntered(err))
+		require.ErrorIs(b.t, err, relock.ErrNotEntered)
 		require.Error(b.t, last(late.lock.TryLock(late.section)))
 		b.waits(c)
 		b.requireHolders(l, reader, second, third)

@@ -215,7 +215,7 @@ func severalTry(b *bench) {
 		}
 		b.requireOwner(taken, b.holder(section))
 		err := l.DoFor(b.ctx, 0, func(context.Context) error { panic("not entered") })
-		require.True(b.t, relock.NotEntered(err))
+		require.ErrorIs(b.t, err, relock.ErrNotEntered)
 		b.givesBack(name)
 		b.unlock(taken, section)
 	}
@@ -427,7 +427,7 @@ func severalInvalid(b *bench) {
 			b.requireKinds(err, relock.ErrInvalid)
 			require.Equal(b.t, err, context.Cause(ctx), "the context has ended")
 		}
-		require.True(b.t, relock.NotEntered(wrong.Do(b.ctx, nothing)))
+		require.ErrorIs(b.t, wrong.Do(b.ctx, nothing), relock.ErrNotEntered)
 		b.requireKinds(last(wrong.Tokens(b.ctx)), relock.ErrInvalid)
 		b.requireKinds(wrong.Unlock(b.ctx), relock.ErrInvalid)
 		require.Empty(b.t, wrong.Names())
@@ -454,7 +454,7 @@ func deadlockTwo(b *bench) {
 	err := b.fails(younger)
 	b.requireCircle(err,
 		relock.CycleStep{Holder: b.holder(inTheirs), Lock: ours.Name()}, relock.CycleStep{Holder: b.holder(inOurs), Lock: theirs.Name()})
-	require.False(b.t, relock.NotEntered(err))
+	require.NotErrorIs(b.t, err, relock.ErrNotEntered)
 	require.Less(b.t, younger.at.Sub(begun), patience/2)
 	b.requireOpen(inTheirs, inOurs)
 	b.waits(older)
@@ -475,7 +475,7 @@ func deadlockSeveral(b *bench) {
 	})
 	err := b.fails(younger)
 	b.requireCircle(err, relock.CycleStep{Holder: b.holder(inC), Lock: a.Name()}, relock.CycleStep{Holder: b.holder(inA), Lock: c.Name()})
-	require.True(b.t, relock.NotEntered(err))
+	require.ErrorIs(b.t, err, relock.ErrNotEntered)
 	b.waits(older)
 	b.unlock(c, inC)
 	b.unlock(bc, b.get(older))

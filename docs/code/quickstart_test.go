@@ -61,7 +61,7 @@ func (s *server) ship(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err == nil:
 		w.WriteHeader(http.StatusNoContent)
-	case relock.NotEntered(err): // busy, or Redis is away: shipOrder has not run
+	case errors.Is(err, relock.ErrNotEntered): // busy, or Redis is away: shipOrder has not run
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "not now, try again", http.StatusServiceUnavailable)
 	default: // an error of shipOrder or of Unlock, or the lock was lost meanwhile

@@ -80,7 +80,7 @@ func TestShipGivesUpAfterFiveSeconds(t *testing.T) {
 		err = s.Ship(t.Context(), "42")
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.ErrorContains(t, err, "other") // the error says who has the lock
-		require.True(t, relock.NotEntered(err))
+		require.ErrorIs(t, err, relock.ErrNotEntered)
 		require.Equal(t, 5*time.Second, time.Since(begin))
 	})
 	// end
@@ -142,7 +142,7 @@ func TestShipWhileRedisIsAway(t *testing.T) {
 
 		err = s.Ship(t.Context(), "43") // Redis is still away
 		require.ErrorIs(t, err, relock.ErrUnavailable)
-		require.True(t, relock.NotEntered(err))
+		require.ErrorIs(t, err, relock.ErrNotEntered)
 		restore()
 	})
 }
@@ -159,7 +159,7 @@ func TestAShutdownEndsTheWait(t *testing.T) {
 		begin := time.Now()
 		err = s.Ship(relock.WithStop(t.Context(), told), "42")
 		require.ErrorIs(t, err, context.Canceled)
-		require.True(t, relock.NotEntered(err))
+		require.ErrorIs(t, err, relock.ErrNotEntered)
 		require.Equal(t, time.Second, time.Since(begin))
 	})
 }
@@ -215,7 +215,7 @@ func Price(ctx context.Context, l relock.Locker) (price string, err error) {
 		price = "new"
 		return nil
 	})
-	if relock.NotEntered(err) {
+	if errors.Is(err, relock.ErrNotEntered) {
 		return "from the cache", nil
 	}
 	return price, err

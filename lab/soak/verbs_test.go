@@ -44,7 +44,7 @@ func (v *visitor) leads(ctx context.Context, cancel context.CancelFunc) {
 		v.tally("Lead: ok")
 		return
 	}
-	v.failed("Lead", err, !relock.NotEntered(err)) // otherwise the error is of an Unlock
+	v.failed("Lead", err, !errors.Is(err, relock.ErrNotEntered)) // otherwise the error is of an Unlock
 }
 
 // eval asks Redis for a look at the lock, where the store has scripts.

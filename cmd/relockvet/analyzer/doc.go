@@ -131,7 +131,7 @@
 //   - A section without any Unlock in its function, if the section is handed to an interface, to a
 //     function value, or to a function that can reach a lock.
 //   - A path on which the error is examined in a way that is not understood, such as by a function
-//     of the program. Known are comparisons, errors.Is, errors.As and relock.NotEntered.
+//     of the program. Known are comparisons, errors.Is and errors.As.
 //   - A path past an if that may unlock: the condition is taken to say that the section is open.
 //   - A section's context in a field of a value that lives longer, or in a goroutine that goes on
 //     after the Unlock.

@@ -272,7 +272,7 @@ func (w *walk) errorIf(x ast.Expr, value bool) finding {
 	case *ast.CallExpr:
 		fn := w.callee(x)
 		switch {
-		case isPackage(fn, "errors") && (fn.Name() == "Is" || fn.Name() == "As"), isPackage(fn, relockPath) && fn.Name() == "NotEntered":
+		case isPackage(fn, "errors") && (fn.Name() == "Is" || fn.Name() == "As"):
 			if value {
 				return isSet
 			}

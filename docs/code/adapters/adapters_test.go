@@ -306,7 +306,7 @@ func OneAtATime(locks *relock.Client, key func(*http.Request) string, next http.
 			next.ServeHTTP(w, r.WithContext(ctx))
 			return nil
 		})
-		if relock.NotEntered(err) {
+		if errors.Is(err, relock.ErrNotEntered) {
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "busy", http.StatusServiceUnavailable)
 		}
@@ -321,7 +321,7 @@ func OneCallAtATime(locks *relock.Client, key func(request any) string) grpc.Una
 			return err
 		})
 		switch {
-		case relock.NotEntered(err):
+		case errors.Is(err, relock.ErrNotEntered):
 			return nil, status.Error(codes.Unavailable, err.Error())
 		case errors.Is(err, relock.ErrLockLost):
 			return nil, status.Error(codes.Aborted, err.Error())

@@ -48,13 +48,13 @@ func TestDoTakesAnyLocker(t *testing.T) {
 	require.ErrorIs(t, err, relock.ErrLockLost)
 	require.ErrorIs(t, err, context.Canceled)
 	require.EqualError(t, err, "context canceled; relock: lock lost", "joined in one line")
-	require.False(t, relock.NotEntered(err))
+	require.NotErrorIs(t, err, relock.ErrNotEntered)
 	require.Equal(t, 2, ran)
 
 	err = relock.Do(t.Context(), &stubLocker{lockErr: relock.ErrLocked}, run)
 	require.ErrorIs(t, err, relock.ErrLocked)
 	require.EqualError(t, err, relock.ErrLocked.Error())
-	require.True(t, relock.NotEntered(err))
+	require.ErrorIs(t, err, relock.ErrNotEntered)
 	require.Equal(t, 2, ran)
 }
 
@@ -68,7 +68,7 @@ func TestDoRefusesWhatIsNilBeforeAnythingIsTaken(t *testing.T) {
 	} {
 		require.ErrorIs(t, err, relock.ErrInvalid)
 		require.ErrorContains(t, err, name)
-		require.True(t, relock.NotEntered(err))
+		require.ErrorIs(t, err, relock.ErrNotEntered)
 	}
 	for _, none := range []relock.Locker{(*relock.Lock)(nil), (*stubLocker)(nil)} {
 		err := relock.Do(t.Context(), none, run)
@@ -85,10 +85,10 @@ func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
 		nothing := func(context.Context) error { return nil }
 		inner := func(ctx context.Context) error { return busy.DoFor(ctx, 0, nothing) }
 
-		require.False(t, relock.NotEntered(nil))
-		require.False(t, relock.NotEntered(relock.ErrLocked), "no Do has returned it")
-		require.True(t, relock.NotEntered(inner(t.Context())))
-		require.True(t, relock.NotEntered(errors.Join(stage.ErrOdd, inner(t.Context()))))
+		require.False(t, errors.Is(nil, relock.ErrNotEntered))
+		require.NotErrorIs(t, relock.ErrLocked, relock.ErrNotEntered, "no Do has returned it")
+		require.ErrorIs(t, inner(t.Context()), relock.ErrNotEntered)
+		require.ErrorIs(t, errors.Join(stage.ErrOdd, inner(t.Context())), relock.ErrNotEntered)
 
 		for name, fn := range map[string]func(ctx context.Context) error{
 			"as it is": inner,
@@ -97,7 +97,8 @@ func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
 		} {
 			err := free.Do(t.Context(), fn)
 			require.ErrorIs(t, err, relock.ErrLocked, name)
-			require.False(t, relock.NotEntered(err), "%s: the outer function has run", name)
+			require.ErrorAs(t, err, new(*relock.LockedError), name)
+			require.NotErrorIs(t, err, relock.ErrNotEntered, "%s: the outer function has run", name)
 		}
 
 		// A group cancels its context with the error of one of its members.
@@ -107,7 +108,7 @@ func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
 			return ctx.Err()
 		})
 		require.ErrorIs(t, err, relock.ErrLocked)
-		require.False(t, relock.NotEntered(err))
+		require.NotErrorIs(t, err, relock.ErrNotEntered)
 	})
 }
 
@@ -155,7 +156,7 @@ func TestDoJoinsAnUnlockThatTheStoreDoesNotConfirm(t *testing.T) {
 		require.ErrorIs(t, err, errMine)
 		require.ErrorIs(t, err, stage.ErrOdd)
 		require.ErrorContains(t, err, "mine; relock: unlock \"a\"")
-		require.False(t, relock.NotEntered(err))
+		require.NotErrorIs(t, err, relock.ErrNotEntered)
 		stage.Pass(time.Minute)
 		w.RequireFree("a")
 	})
@@ -173,7 +174,7 @@ func TestDoValueReturnsTheValueOfItsFunction(t *testing.T) {
 		failed := errors.New("failed")
 		value, err = relock.DoValue(t.Context(), l, func(context.Context) (int, error) { return 7, failed })
 		require.ErrorIs(t, err, failed)
-		require.False(t, relock.NotEntered(err))
+		require.NotErrorIs(t, err, relock.ErrNotEntered)
 		require.Equal(t, 7, value)
 
 		value, err = relock.DoValue(t.Context(), l, func(context.Context) (int, error) {
@@ -190,7 +191,7 @@ func TestDoValueReturnsTheValueOfItsFunction(t *testing.T) {
 		} {
 			value, err := nothing()
 			require.ErrorIs(t, err, relock.ErrInvalid)
-			require.True(t, relock.NotEntered(err))
+			require.ErrorIs(t, err, relock.ErrNotEntered)
 			require.Zero(t, value)
 		}
 	})

@@ -344,7 +344,7 @@ func TestARefusalOfAFullQueueIsAnEventOfALockedLock(t *testing.T) {
 		err := l.Do(t.Context(), func(context.Context) error { return nil })
 		require.EqualError(t, err, fmt.Sprintf("relock: %q is locked by %s; its lease has 30s left and may be renewed "+
 			"(held by this process): relock: the queue is full", "a", stage.HolderOf(t, owner)))
-		require.True(t, relock.NotEntered(err))
+		require.ErrorIs(t, err, relock.ErrNotEntered)
 		finished := stage.EventsOf[event.AcquireFinished](&r)
 		require.Equal(t, event.OutcomeLocked, finished[len(finished)-1].Outcome)
 		w.Leave(owner, l)

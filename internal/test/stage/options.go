@@ -35,7 +35,7 @@ func RequireInvalid(t *testing.T, m *Member, l *relock.Lock) {
 	for _, got := range []error{l.Do(ctx, run), l.DoFor(ctx, time.Second, run)} {
 		require.ErrorIs(t, got, err)
 		require.EqualError(t, got, err.Error())
-		require.True(t, relock.NotEntered(got))
+		require.ErrorIs(t, got, relock.ErrNotEntered)
 	}
 	require.False(t, l.Held(ctx))
 	require.Zero(t, l.Count(ctx))

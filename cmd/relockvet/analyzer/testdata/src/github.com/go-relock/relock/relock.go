@@ -71,6 +71,4 @@ func (*Locks) Do(ctx context.Context, fn func(context.Context) error) error { re
 
 func Do(ctx context.Context, _ Locker, fn func(context.Context) error) error { return fn(ctx) }
 
-func NotEntered(error) bool { return false }
-
 func WithSection(ctx, _ context.Context) context.Context { return ctx }
