@@ -199,8 +199,8 @@ func (e *DeclinedError) Error() string {
 
 // OpError is any other failure of an operation on a lock: no [*LockedError], no [*LostError] and
 // not [ErrInvalid]. OpError adds the lock's name and the holder to the failure. Op is "lock",
-// "unlock", "extend", "token", "eval", "state", "force unlock", "lend", "borrow", "hand off",
-// "accept" or "make a ticket for".
+// "unlock", "extend", "token", "eval", "run a script of", "state", "ask", "force unlock", "lend",
+// "borrow", "hand off", "accept" or "make a ticket for".
 type OpError struct {
 	Op     string // the operation
 	Name   string // the lock

@@ -83,17 +83,17 @@ func (h *hold) eval(ctx context.Context, s store.Scripts, run store.Script) (any
 	return reply, err
 }
 
-// Run runs a Lua script of the caller in Redis while nobody else has the lock, and returns its
-// reply. Run waits its turn as [Lock.Lock] does, and its errors are those of Lock and of
+// RunScript runs a Lua script of the caller in Redis while nobody else has the lock, and returns
+// its reply. RunScript waits its turn as [Lock.Lock] does, and its errors are those of Lock and of
 // [Lock.Eval]; ctx may be inside a section of this lock. A mutex that is free, and for which nobody
-// waits, costs one round trip, as the script looks at the lock in its own step. Otherwise Run is
-// Lock, Eval and Unlock.
+// waits, costs one round trip, as the script looks at the lock in its own step. Otherwise RunScript
+// is Lock, Eval and Unlock.
 //
 // The script and its keys are as for Eval. It runs at most once: without [ErrUnsure] an error of
-// Run says that the script has not run, or is the error of the script. Run waits for the answer to
-// a script that it has sent, for at most 10 s and not beyond the TTL, also if ctx ends meanwhile.
-// The hooks know nothing of a script that did not have to wait.
-func (l *Lock) Run(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+// RunScript says that the script has not run, or is the error of the script. RunScript waits for
+// the answer to a script that it has sent, for at most 10 s and not beyond the TTL, also if ctx
+// ends meanwhile. The hooks know nothing of a script that did not have to wait.
+func (l *Lock) RunScript(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	if err := l.check(ctx); err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (l *Lock) Run(ctx context.Context, script string, keys []string, args ...an
 		var busy *store.Busy
 		waits := errors.As(err, &busy) || errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnsure)
 		if !waits {
-			return nil, l.opError("run", "", err)
+			return nil, l.opError("run a script of", "", err)
 		}
 	}
 	section, err := l.Lock(ctx)

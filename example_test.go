@@ -742,13 +742,13 @@ func ExampleLock_Wanted() {
 	// <nil>
 }
 
-// Run is for a section that is one script, beside others that are not.
-func ExampleLock_Run() {
+// RunScript is for a section that is one script, beside others that are not.
+func ExampleLock_RunScript() {
 	client, stop := connect()
 	defer stop()
 	stock := client.NewLock("stock:7")
 
-	reply, err := stock.Run(context.Background(), "return redis.call('INCRBY', KEYS[1], ARGV[1])", []string{"{stock:7}:count"}, 5)
+	reply, err := stock.RunScript(context.Background(), "return redis.call('INCRBY', KEYS[1], ARGV[1])", []string{"{stock:7}:count"}, 5)
 	fmt.Println(reply, err)
 	// Output: 5 <nil>
 }

@@ -33,7 +33,7 @@ var _ Locker = (*Lock)(nil)
 //	Do, DoFor; Lock, TryLock, TryLockFor, Unlock    a section
 //	Token, Held, Remaining, Count, Extend, Wanted   in a section
 //	State, Ask, ForceUnlock                         from outside, for operators
-//	Eval, Run, TryLockIf                            scripts in Redis
+//	Eval, RunScript, TryLockIf                      scripts in Redis
 type Lock struct {
 	client   *Client
 	name     string

@@ -189,7 +189,7 @@ func (s *schedule) now(ctx context.Context) (present int64, in time.Duration, fi
 	if s.catchUp > 0 {
 		keep = s.keep(max(s.catchUp+2, keptPeriods)).Milliseconds()
 	}
-	reply, err := s.clock.lock.Run(ctx, everyScript, []string{s.clock.record + ":first"}, s.period.Milliseconds(), keep)
+	reply, err := s.clock.lock.RunScript(ctx, everyScript, []string{s.clock.record + ":first"}, s.period.Milliseconds(), keep)
 	if err != nil {
 		return 0, 0, 0, err
 	}

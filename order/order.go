@@ -32,7 +32,7 @@ import (
 // locks of the class are locked for writing, too. A call under [relock.WithoutHolder] is inside of
 // no section. One name in two clients is two locks.
 //
-// [relock.Lock.Run] and package once wait without a Lock, and no Checker sees their orders.
+// [relock.Lock.RunScript] and package once wait without a Lock, and no Checker sees their orders.
 type Checker struct {
 	// Report is told of each circle, a [*CircleError], by the goroutine of the call that has closed
 	// it, before the call waits; and once of [ErrFull].

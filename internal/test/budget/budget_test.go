@@ -280,7 +280,7 @@ func TestBudget(t *testing.T) {
 			return fakeredis.AppendInts(fakeredis.AppendList(reply, 2), 1, 7)
 		}
 		keys := []string{"{x}:y"}
-		return func() { must(l.Run(endless(), "return 7", keys, "z")) }
+		return func() { must(l.RunScript(endless(), "return 7", keys, "z")) }
 	})
 	op("read pair", func(r *rig) func() { return pair(endless(), r.NewRWLock("x").RLocker()) })
 	op("write pair", func(r *rig) func() { return pair(endless(), r.NewRWLock("x").Writer()) })

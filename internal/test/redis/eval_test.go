@@ -390,13 +390,13 @@ func TestALostReplyOfTryLockIfIsAskedForAgain(t *testing.T) {
 	}
 }
 
-func TestRunIsOneScriptOfAFreeLock(t *testing.T) {
+func TestRunScriptIsOneScriptOfAFreeLock(t *testing.T) {
 	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	l := p.NewLock("a")
 	for want := range 3 {
 		before := p.Faults.Commands()
-		reply, err := l.Run(t.Context(), incr, key("a"), 1)
+		reply, err := l.RunScript(t.Context(), incr, key("a"), 1)
 		require.NoError(t, err)
 		require.Equal(t, strconv.Itoa(want+1), reply)
 		if want > 0 { // the first one sends the script's text, too
@@ -406,42 +406,42 @@ func TestRunIsOneScriptOfAFreeLock(t *testing.T) {
 	require.Equal(t, key("a"), redistest.Keys(t, w.Plain), "nothing of the lock")
 	require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
 
-	_, err := l.Run(t.Context(), "return redis.error_reply('MINE no')", nil)
+	_, err := l.RunScript(t.Context(), "return redis.error_reply('MINE no')", nil)
 	require.ErrorContains(t, err, "MINE no")
 	require.NotErrorIs(t, err, relock.ErrUnsure)
-	_, err = l.Run(t.Context(), incr, []string{"elsewhere"})
+	_, err = l.RunScript(t.Context(), incr, []string{"elsewhere"})
 	require.ErrorIs(t, err, relock.ErrInvalid)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = l.Run(over, incr, key("a"), 1)
+	_, err = l.RunScript(over, incr, key("a"), 1)
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = new(relock.Lock).Run(t.Context(), incr, nil)
+	_, err = new(relock.Lock).RunScript(t.Context(), incr, nil)
 	require.ErrorIs(t, err, relock.ErrInvalid)
 	require.NoError(t, p.Close())
-	_, err = l.Run(t.Context(), incr, key("a"), 1)
+	_, err = l.RunScript(t.Context(), incr, key("a"), 1)
 	require.ErrorIs(t, err, relock.ErrClosed)
 	require.Empty(t, redistest.Keys(t, w.Plain))
 }
 
-func TestAfterAStopRunRunsNoScript(t *testing.T) {
+func TestAfterAStopRunScriptRunsNoScript(t *testing.T) {
 	w := onScripted(t, stage.OnShared(t))
 	l := w.Peer().NewLock("a")
 	stop, shutDown := context.WithCancel(t.Context())
 	ctx := relock.WithStop(t.Context(), stop)
 	section := w.Enter(ctx, l)
 	shutDown()
-	_, err := l.Run(section, incr, []string{"{a}:inside:value"}, 1)
+	_, err := l.RunScript(section, incr, []string{"{a}:inside:value"}, 1)
 	require.NoError(t, err, "calls inside of a section go on")
 	w.Leave(section, l)
-	_, err = l.Run(ctx, incr, key("a"), 1)
+	_, err = l.RunScript(ctx, incr, key("a"), 1)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "stopped")
 	require.NotErrorIs(t, err, relock.ErrUnsure)
 	require.Zero(t, w.Plain.Exists(t.Context(), key("a")...).Val(), "the script has not run")
 }
 
-// TestRunWaitsItsTurn has a holder that reads, waits and writes, and callers that add in between.
-func TestRunWaitsItsTurn(t *testing.T) {
+// TestRunScriptWaitsItsTurn has a holder that reads, waits and writes, and callers that add in between.
+func TestRunScriptWaitsItsTurn(t *testing.T) {
 	w := onScripted(t, stage.OnShared(t))
 	const add = "redis.call('INCRBY', KEYS[1], ARGV[1])"
 	var all sync.WaitGroup
@@ -450,7 +450,7 @@ func TestRunWaitsItsTurn(t *testing.T) {
 		l := p.NewLock("a")
 		all.Go(func() {
 			for range 50 {
-				_, err := l.Run(t.Context(), add, key("a"), 1)
+				_, err := l.RunScript(t.Context(), add, key("a"), 1)
 				assert.NoError(t, err)
 			}
 		})
@@ -469,42 +469,42 @@ func TestRunWaitsItsTurn(t *testing.T) {
 	w.RequireFree("a")
 }
 
-func TestRunInsideOfASection(t *testing.T) {
+func TestRunScriptInsideOfASection(t *testing.T) {
 	w := onScripted(t, stage.OnShared(t))
 	p := w.Peer()
 	rw := p.NewRWLock("rw")
 	for name, l := range map[string]*relock.Lock{"a": p.NewLock("a"), "rw": rw.Writer(), "sem": p.NewSemaphore("sem", 2)} {
 		section := w.Enter(t.Context(), l)
-		reply, err := l.Run(section, incr, key(name), 1)
+		reply, err := l.RunScript(section, incr, key(name), 1)
 		require.NoError(t, err, name)
 		require.Equal(t, "1", reply, name)
 		require.Equal(t, 1, l.Count(section), name)
 		require.NoError(t, p.RDB.FlushAll(t.Context()).Err())
 		_, err = l.Eval(section, "return 1", nil)
 		require.ErrorIs(t, err, relock.ErrLockLost, name)
-		_, err = l.Run(section, incr, key(name), 1)
+		_, err = l.RunScript(section, incr, key(name), 1)
 		require.ErrorIs(t, err, relock.ErrLockLost, name)
 		require.Empty(t, redistest.Keys(t, w.Plain), name)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	}
-	_, err := p.NewLock("rw").Run(t.Context(), "return 1", nil)
+	_, err := p.NewLock("rw").RunScript(t.Context(), "return 1", nil)
 	require.NoError(t, err, "nobody is in")
-	_, err = rw.RLocker().Run(t.Context(), incr, key("rw"), 1)
+	_, err = rw.RLocker().RunScript(t.Context(), incr, key("rw"), 1)
 	require.ErrorIs(t, err, relock.ErrInvalid, "a reader must not write")
 }
 
-func TestRunIsSentOnce(t *testing.T) {
+func TestRunScriptIsSentOnce(t *testing.T) {
 	w := onScripted(t, stage.OnShared(t))
 	for what, lose := range stage.Breaks {
 		p := w.deaf()
 		l := p.NewLock("a")
-		_, err := l.Run(t.Context(), incr, key("a"), 1)
+		_, err := l.RunScript(t.Context(), incr, key("a"), 1)
 		require.NoError(t, err)
 		rule := p.Faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(lose))
-		_, err = l.Run(t.Context(), incr, key("a"), 1)
+		_, err = l.RunScript(t.Context(), incr, key("a"), 1)
 		require.ErrorIs(t, err, relock.ErrUnsure, what)
 		require.Equal(t, 1, rule.Hits())
-		reply, err := l.Run(t.Context(), incr, key("a"), 1)
+		reply, err := l.RunScript(t.Context(), incr, key("a"), 1)
 		require.NoError(t, err)
 		require.Equal(t, "3", reply, what) // the first and the lost one, and this
 		require.Equal(t, key("a"), redistest.Keys(t, w.Plain))
@@ -512,14 +512,14 @@ func TestRunIsSentOnce(t *testing.T) {
 	}
 }
 
-// TestRunWaitsForAServerThatIsAway has a server that is killed, and gives no locks after its start.
-func TestRunWaitsForAServerThatIsAway(t *testing.T) {
+// TestRunScriptWaitsForAServerThatIsAway has a server that is killed, and gives no locks after its start.
+func TestRunScriptWaitsForAServerThatIsAway(t *testing.T) {
 	w := onScripted(t, stage.OnOwn(t))
 	l := w.Peer(relock.WithTTL(5*time.Second), relock.WithRestartDelay(time.Second)).NewLock("a")
 	w.Server.Kill()
 	time.AfterFunc(time.Second, w.Server.Restart)
 	began := time.Now()
-	reply, err := l.Run(t.Context(), incr, key("a"), 1)
+	reply, err := l.RunScript(t.Context(), incr, key("a"), 1)
 	require.NoError(t, err)
 	require.Equal(t, "1", reply)
 	require.Greater(t, time.Since(began), 2*time.Second, "the server runs for a second before it gives locks")
@@ -540,7 +540,7 @@ func TestUserScriptsWorkOnMiniredisAndInRedissonsLayout(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "2", reply)
 		require.NoError(t, l.Unlock(section))
-		reply, err = l.Run(t.Context(), incr, key("a"), 1)
+		reply, err = l.RunScript(t.Context(), incr, key("a"), 1)
 		require.NoError(t, err)
 		require.Equal(t, "3", reply)
 		section, _, err = l.TryLockIf(t.Context(), "return locked", nil)
