@@ -11,7 +11,8 @@
 -- Idempotent because a hold that has the lock keeps its lease, and a waiter keeps its place.
 --
 -- One lock that is free and has no queue needs no function of lib, which Redis makes anew for each call.
-if #KEYS == 2 and redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
+local exist = #KEYS == 2 and redis.call('EXISTS', KEYS[1], KEYS[2])
+if exist == 0 then
   redis.call('HSET', KEYS[1], ARGV[2], '1')
   if redis.pcall('PEXPIRE', KEYS[1], ARGV[3]) == 1 then
     return 1
@@ -23,7 +24,7 @@ end
 return each(#KEYS / 2, function(i)
   local base, queue, publish = KEYS[2 * i - 1], KEYS[2 * i], ARGV[1]
   local hold, ttl, arrival = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
-  if call('EXISTS', base, queue) == 0 then
+  if (exist or call('EXISTS', base, queue)) == 0 then
     enter(base, hold, ttl)
     return 1
   end

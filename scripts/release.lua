@@ -6,11 +6,12 @@
 -- Idempotent because a hold that is gone never comes back.
 --
 -- One lock without a queue needs no function of lib, as in acquire.
-if #KEYS == 2 and redis.call('ZCARD', KEYS[2]) == 0 then
+local waiting = #KEYS == 2 and redis.call('ZCARD', KEYS[2])
+if waiting == 0 then
   return redis.call('HDEL', KEYS[1], ARGV[2])
 end
 
 -- lib
 return each(#KEYS / 2, function(i)
-  return release(KEYS[2 * i - 1], KEYS[2 * i], ARGV[1], ARGV[i + 1])
+  return release(KEYS[2 * i - 1], KEYS[2 * i], ARGV[1], ARGV[i + 1], waiting)
 end)

@@ -10,15 +10,33 @@
 --          4  {4, type}: the name is another kind of lock, or no lock
 --          5  {5, rival, remaining}: another upgrade, the rival, waits for the hold around this claim
 -- Idempotent because a hold that has the lock keeps its lease, and a waiter keeps its place.
+--
+-- One lock that is free and has no queue needs no function of lib, which Redis makes anew for each
+-- call. This is admit and draw once more, for keys that do not exist and a token below the clock.
+local exist = #KEYS == 4 and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3])
+if exist == 0 then
+  local ttl, mode, time = ARGV[3], ARGV[4], redis.call('TIME')
+  local member, micros = ARGV[2] .. '|' .. mode, time[1] * 1000000 + time[2]
+  local token = mode == 'w' and redis.call('GET', KEYS[4]) or '0'
+  if string.match(token, '^%d+$') and tonumber(token) < micros then
+    if mode == 'w' then
+      redis.call('SET', KEYS[4], string.format('%.0f', micros), 'PX', 24 * 60 * 60 * 1000)
+    end
+    redis.call('ZADD', KEYS[1], math.floor(micros / 1000) + ttl, member)
+    redis.call('PEXPIRE', KEYS[1], ttl)
+    if mode ~= 'r' then
+      redis.call('ZADD', KEYS[2], mode == 'w' and '1' or mode, member)
+      redis.call('PEXPIRE', KEYS[2], ttl)
+    end
+    return 1
+  end
+end
+
+-- lib
 return each(#KEYS / 4, function(i)
   local publish, lock, a, arrival = ARGV[1], unit(i)
-  if call('EXISTS', lock.base, lock.limits, lock.queue) == 0 then
-    if a.mode == 'r' then -- the short way of admit
-      call('ZADD', lock.base, clock(lock) + a.ttl, a.member)
-      call('PEXPIRE', lock.base, a.ttl)
-    else
-      admit(lock, {a})
-    end
+  if (exist or call('EXISTS', lock.base, lock.limits, lock.queue)) == 0 then
+    admit(lock, {a})
     return 1
   end
 

@@ -167,7 +167,7 @@ end
 local function serve(lock, publish, caller)
   local commands, granted, served = {}, {}, false
   local dead, reading, blocked = 0, false, false
-  lock.waiting = call('ZCARD', lock.queue)
+  lock.waiting = lock.waiting or call('ZCARD', lock.queue)
   while lock.waiting > 0 and dead < 100 and not blocked do
     local admitted, places = {}, {}
     for _, place in ipairs(call('ZRANGE', lock.queue, 0, reading and 99 or 0)) do
@@ -240,7 +240,8 @@ end
 -- Takes a hold out, and serves the queue. Returns 1 done, 0 the hold is gone, 3 call again: the
 -- hold is still in.
 local function leave(lock, publish, a)
-  if call('ZCARD', lock.queue) > 0 and not foreign(lock, a) then
+  lock.waiting = lock.waiting or call('ZCARD', lock.queue)
+  if lock.waiting > 0 and not foreign(lock, a) then
     lock.leaving = call('ZSCORE', lock.base, a.member) and a.member
     if expire(lock) or serve(lock, publish) then
       return 3
