@@ -87,13 +87,21 @@ func (s *soak) warm(p *peer) {
 	}
 }
 
-// hooks is the option of all clients of a soak: it notes the locks whose commands are sent again.
+// hooks is the option of all clients of a soak: it notes the locks whose commands are sent again, and
+// counts the leases that are passed on in a process.
 func (s *soak) hooks() relock.Option {
-	return relock.WithHooks(event.Hooks{Retried: func(e event.Retried) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.repeated[e.Name] = true
-	}})
+	return relock.WithHooks(event.Hooks{
+		Retried: func(e event.Retried) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.repeated[e.Name] = true
+		},
+		AcquireFinished: func(e event.AcquireFinished) {
+			if e.Wake == event.WakePass {
+				s.passed.Add(1)
+			}
+		},
+	})
 }
 
 // line is the callers for one lock, of which nobody else knows.

@@ -159,6 +159,7 @@ type soak struct {
 		took, slowest          time.Duration
 	}
 
+	crowd  bool            // most calls of this round are of one process, for one lock: runs of the queue
 	calm   chan struct{}   // closed when there is no more trouble
 	calmed time.Time       // when that was
 	over   chan struct{}   // closed when the round is over
@@ -166,6 +167,7 @@ type soak struct {
 	ending sync.WaitGroup  // peers
 
 	joined  atomic.Int64 // peers so far
+	passed  atomic.Int64 // leases that were passed on in a process
 	mu      sync.Mutex
 	peers   []*peer
 	retired []*peer
@@ -209,7 +211,10 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 
 	var working, visiting, troubling, watching sync.WaitGroup
 	// Many workers always queue, and few hardly ever.
-	for id := range []int{workers / 4, workers / 2, workers}[random(2*workers+2).IntN(3)] {
+	choices := random(2*workers + 2)
+	many := []int{workers / 4, workers / 2, workers}[choices.IntN(3)]
+	s.crowd = s.mode.Passing && choices.IntN(2) == 0
+	for id := range many {
 		w := &worker{soak: s, Rand: random(id), id: id, helper: workers + id}
 		working.Go(w.run)
 	}
@@ -329,6 +334,7 @@ func (s *soak) report() {
 	s.t.Helper()
 	s.t.Logf("did:    %s", tally(s.did))
 	s.t.Logf("kinds:  %s", tally(s.kinds.did))
+	s.t.Logf("passed: %d leases to the next call of the process", s.passed.Load())
 	s.t.Logf("faults: %s", tally(s.count))
 	s.t.Logf("found:  %d calls in %d rounds; %d operations in the largest; %s for the slowest check, %s for all; %d faults of the lock",
 		s.all.calls, s.all.rounds, s.all.largest, s.all.slowest.Round(time.Millisecond), s.all.took.Round(time.Millisecond),

@@ -76,8 +76,12 @@ func (w *worker) visit() {
 		w.last = w.IntN(len(locks)) // or the last lock again, to meet late commands
 	}
 	p := w.anyone(w.Rand)
+	l := w.choose(p, w.last)
+	if w.crowd && w.IntN(4) > 0 {
+		l = thing{Lock: w.present()[0].NewLock(locks[0]), Mode: w.mode}
+	}
 	stop := context.AfterFunc(w.limit, cancel) // ends the wait, and no section
-	s := w.enter(ctx, cancel, w.choose(p, w.last))
+	s := w.enter(ctx, cancel, l)
 	stop()
 	if s == nil {
 		return
@@ -396,6 +400,9 @@ func (w *worker) inside(p *peer, s *section) (open []*section) {
 	open = []*section{s}
 	var left []*section
 	steps, slow := w.IntN(10), time.Millisecond
+	if w.crowd { // a lease is passed on while half of it is left
+		steps /= 4
+	}
 	if w.IntN(16) == 0 { // long enough for its own commands to run late
 		steps, slow = 12, w.ttl/10
 	}
