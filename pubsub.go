@@ -67,7 +67,7 @@ func (a *acquiring) refusedBy(err error) {
 		stack = stack[:runtime.Callers(1, stack)]
 		after := quietly
 		if around == nil && openEntry(&lifetime.Guarded{Context: a.ctx}, l.client.isOf) != nil {
-			after = 4 * deadlockAfter // a circle of waits has its own error by then
+			after = waitShown + deadlockAfter // a circle of waits has its own error by then
 		}
 		a.hint = time.AfterFunc(after, func() { l.waitsForItself(busy.Owner, around, stack) })
 	}

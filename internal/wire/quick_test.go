@@ -105,7 +105,9 @@ func TestWhatMayNotBeRepeatedIsNotGivenUp(t *testing.T) {
 		r.do(ctx, c)
 		return rule.Hits()
 	}
-	require.Equal(t, 2, late(t, func(*Call) {}), "the fault is there")
+	redistest.Eventually(t, time.Minute, func() bool { // a busy machine may have every attempt wait
+		return late(t, func(*Call) {}) == 2
+	}, "the fault is there")
 	require.Equal(t, 1, late(t, func(c *Call) { c.NoRepeat = true }))
 }
 

@@ -377,7 +377,7 @@ func TestACircleOfWaitsIsNoNestedCallForTheLog(t *testing.T) {
 		w.Leave(nested.Section(), b)
 		inB = w.Enter(t.Context(), b)
 		waiting := w.Start(inA, b)
-		stage.Pass(5 * time.Second)
+		stage.Pass(7 * time.Second)
 		log.RequireOne(t, waitsForItsClient, slog.LevelWarn, "lock", "holder", "held", "place")
 		w.Leave(inB, b)
 		w.Leave(waiting.Section(), b)
