@@ -401,28 +401,14 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 	if err := os.WriteFile(file, conf.Bytes(), 0o600); err != nil {
 		return err
 	}
-	log, err := os.Create(p.log())
+	cmd := exec.Command(s.data[0].bin, file, "--sentinel")
+	cmd.Dir = p.dir
+	proc, err := startLogged(cmd, p.log())
 	if err != nil {
 		return err
 	}
-	defer log.Close()
-	cmd := exec.Command(s.data[0].bin, file, "--sentinel")
-	cmd.Dir = p.dir
-	cmd.Stdout, cmd.Stderr = log, log
-	if p.proc, err = process.Start(cmd); err != nil {
-		return err
-	}
-	return poll(startLimit, func() error {
-		b, err := os.ReadFile(p.log())
-		if err != nil {
-			return permanent(err)
-		}
-		if !p.proc.Alive() {
-			if bytes.Contains(b, []byte("in use")) || bytes.Contains(b, []byte("Failed listening")) {
-				return permanent(errBind)
-			}
-			return permanent(fmt.Errorf("ended at start (%v):\n%s", p.proc.Err(), tail(p.log(), 30)))
-		}
+	p.proc = proc
+	return waitReady(proc, p.log(), func() error {
 		// The sentinel's timers are made for networks, not for tests. Since 7.0 the timers can be
 		// changed; before, tests take some seconds longer.
 		//
@@ -431,7 +417,7 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 		// second: with 100 ms a failover took up to 30 s. And a new link gets its first ping after
 		// one period, but counts as silent from its start: with 500 ms and a down-after of 500 ms a
 		// new master counted as dead at once, and a second failover followed.
-		_, err = p.call("PING")
+		_, err := p.call("PING")
 		if err == nil && atLeast(s.data[0].bin, 7, 0) {
 			_, err = p.call("SENTINEL", "DEBUG", "info-period", "200", "ping-period", "400",
 				"ask-period", "100", "election-timeout", "2000")

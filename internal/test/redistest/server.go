@@ -20,6 +20,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/process"
 )
 
@@ -257,16 +258,13 @@ func newInstance(bin string, args []string, env ...string) (*instance, error) {
 	return nil, errors.New("no free port in 20 tries")
 }
 
-// errBind says that the chosen port is in use.
-var errBind = errors.New("port is taken")
+var (
+	errBind     = errors.New("port is taken") // the chosen port is in use
+	errNotReady = errors.New("redis-server is not ready")
+)
 
 // runLocked starts the process and waits for its first answer.
 func (in *instance) runLocked() error {
-	log, err := os.Create(in.log())
-	if err != nil {
-		return err
-	}
-	defer log.Close()
 	args := []string{
 		"--port", strconv.Itoa(in.port), "--bind", "127.0.0.1", "--dir", in.dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "notice",
@@ -278,36 +276,22 @@ func (in *instance) runLocked() error {
 	cmd := exec.Command(in.bin, append(args, in.args...)...)
 	cmd.Dir = in.dir
 	cmd.Env = append(os.Environ(), in.env...)
-	cmd.Stdout, cmd.Stderr = log, log
-	proc, err := process.Start(cmd)
+	proc, err := startLogged(cmd, in.log())
 	if err != nil {
 		return err
 	}
 	in.proc = proc
-	err = poll(startLimit, func() error {
+	err = waitReady(proc, in.log(), func() error {
 		// An answer on the port alone could come from another process with the same port. The log
 		// is the server's own.
-		b, err := os.ReadFile(in.log())
-		if err != nil {
-			return permanent(err)
-		}
-		if !proc.Alive() {
-			if bytes.Contains(b, []byte("in use")) || bytes.Contains(b, []byte("Failed listening")) {
-				return permanent(errBind)
-			}
-			return permanent(fmt.Errorf("redis-server ended at start (%v):\n%s", proc.Err(), tail(in.log(), 20)))
-		}
-		if !bytes.Contains(b, []byte("Ready to accept connections")) {
-			return fmt.Errorf("redis-server is not ready:\n%s", tail(in.log(), 20))
+		if b, err := os.ReadFile(in.log()); err != nil || !bytes.Contains(b, []byte("Ready to accept connections")) {
+			return errors.Join(err, errNotReady)
 		}
 		reply, err := in.call("PING")
-		if err != nil {
-			return err
+		if err == nil && reply != "PONG" {
+			err = fmt.Errorf("PING: %s", reply)
 		}
-		if reply != "PONG" {
-			return fmt.Errorf("PING: %s", reply)
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		_ = in.endLocked()
@@ -315,6 +299,24 @@ func (in *instance) runLocked() error {
 	}
 	in.killed = false
 	return nil
+}
+
+// startLogged starts a redis-server or a sentinel with a new log.
+func startLogged(cmd *exec.Cmd, log string) (*process.Process, error) {
+	if err := os.RemoveAll(log); err != nil {
+		return nil, err
+	}
+	return process.StartLogged(cmd, log)
+}
+
+// waitReady is [process.Process.Ready], with errBind for a server whose port another process has.
+func waitReady(p *process.Process, log string, ready func() error) error {
+	err := p.Ready(bound.Of(startLimit), ready)
+	if b, _ := os.ReadFile(log); errors.Is(err, process.ErrEnded) &&
+		(bytes.Contains(b, []byte("in use")) || bytes.Contains(b, []byte("Failed listening"))) {
+		return errBind
+	}
+	return err
 }
 
 func (in *instance) addr() string { return "127.0.0.1:" + strconv.Itoa(in.port) }
