@@ -220,23 +220,6 @@ func TestAQuorumOutlastsEachMember(t *testing.T) {
 	}
 }
 
-func TestURLsThatMakeNoQuorumAre64(t *testing.T) {
-	t.Parallel()
-	for urls, text := range map[string]string{
-		"redis://a,redis://b":                         "and not 2",
-		"redis://a,redis://b,redis://c,":              "and not 4",
-		"redis://a,redis://b,redis://a/2":             "URL 1 and URL 3 are the same server",
-		"redis://a,redis://b:6379,rediss://b":         "URL 2 and URL 3 are the same server",
-		"redis://a,redis://b,c:6379":                  "URL 3 of --store cannot be read",
-		"redis://a,redis://b,redis://c?bogus=hunter2": "URL 3 of --store cannot be read",
-	} {
-		got := do(t, nil, "show", "job", "--store", urls)
-		require.Equal(t, codeUsage, got.code, "%s: %s", urls, got.stderr)
-		require.Contains(t, got.stderr, text)
-		require.NotContains(t, got.stderr, "ter2")
-	}
-}
-
 func TestTheTagRedisLeavesOutAllOtherStores(t *testing.T) {
 	out, err := exec.Command("go", "list", "-tags", "redis", "-deps", ".").CombinedOutput()
 	require.NoError(t, err, "%s", out)

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/assert"
@@ -149,19 +148,6 @@ func TestEachStoreKeepsTheLocksOfEveryCommand(t *testing.T) {
 	})
 }
 
-func TestAStoreFreesTheLockOfARunThatWasKilled(t *testing.T) {
-	onEachStore(t, func(_ string, s *storeSite) {
-		const ttl = 3 * time.Second
-		began := time.Now()
-		p, _ := s.startHolding("job", "--ttl", ttl.String())
-		waiter := start(s.T, s.on(), "run", "job", "--", "echo", "mine")
-		require.NoError(s, p.cmd.Process.Kill())
-		require.Equal(s, 0, waiter.code(), &waiter.stderr)
-		require.Equal(s, "mine\n", waiter.stdout.String())
-		require.Greater(s, time.Since(began), ttl, "not before its lease ends")
-	})
-}
-
 func TestAStoreThatIsNotThereIs69(t *testing.T) {
 	t.Parallel()
 	for _, target := range []string{
@@ -222,6 +208,14 @@ func TestURLsThatNameNoStoreAre64(t *testing.T) {
 		"mysql://a/db?timeout=hunter2":   "must be mysql://HOST:3306/DATABASE",
 		"sqlite:":                        "must be sqlite:///PATH",
 		"sqlite://hunter2/locks.db":      "must be sqlite:///PATH",
+
+		// No quorum:
+		"redis://a,redis://b":                         "and not 2",
+		"redis://a,redis://b,redis://c,":              "and not 4",
+		"redis://a,redis://b,redis://a/2":             "URL 1 and URL 3 are the same server",
+		"redis://a,redis://b:6379,rediss://b":         "URL 2 and URL 3 are the same server",
+		"redis://a,redis://b,c:6379":                  "URL 3 of --store cannot be read",
+		"redis://a,redis://b,redis://c?bogus=hunter2": "URL 3 of --store cannot be read",
 	} {
 		got := do(t, nil, "show", "job", "--store", target)
 		require.Equal(t, codeUsage, got.code, "%s: %s", target, got.stderr)

@@ -163,23 +163,6 @@ func TestCtrlCEndsTheScriptAroundToo(t *testing.T) {
 	}
 }
 
-func TestCtrlZStopsTheWholeJobAndFgGoesOnWithTheLock(t *testing.T) {
-	s := onShared(t)
-	c := s.shell()
-	c.press("$relock run job -- sh -c 'echo $(( 40+2 )); read x; echo \"<$x>\"; exit 7'; echo \"[$?]\"\n")
-	c.sees("42")
-	token := s.state("job").Token
-	c.press(ctrlZ)
-	c.sees("Stopped")
-	c.press("fg\n")
-	c.press("fox\n")
-	c.sees("<fox>")
-	require.Equal(t, token, s.state("job").Token)
-	s.free("job")
-	c.press("echo \"<$((40+2))>\"\n")
-	c.sees("<42>")
-}
-
 func TestCtrlZStopsARunInsideARunToo(t *testing.T) {
 	s := onShared(t)
 	c := s.shell()
