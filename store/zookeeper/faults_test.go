@@ -1,11 +1,8 @@
 package relockzk_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"sync"
 	"testing"
 	"time"
@@ -261,37 +258,6 @@ func TestRenewalsThatMeetTheReleaseLeaveNothing(t *testing.T) {
 	}
 }
 
-func TestConnectionThatIsCutIsNoLoss(t *testing.T) {
-	server := zktest.Start(t)
-	proxy := tcptest.NewProxy(t, server.Address())
-	s := open(t, proxy.Address())
-	l := take(t, s, 20*time.Second)
-	waiting := wait(t, s, 20*time.Second)
-	for range 3 {
-		proxy.Cut()
-		entered, err := s.Enter(t.Context(), l, 2)
-		require.NoError(t, err)
-		require.Equal(t, l.Token, entered.Token)
-	}
-	require.NoError(t, s.Release(t.Context(), l))
-	require.NoError(t, s.Release(t.Context(), waiting.get(t)))
-}
-
-func TestServerThatRestartsKeepsTheHold(t *testing.T) {
-	server := zktest.Start(t)
-	s := open(t, server.Address())
-	l := take(t, s, 20*time.Second)
-	server.Restart()
-	var err error
-	for time.Now().Before(l.Until()) { // as the watchdog does: a server takes connections before it answers
-		if err = s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: 20 * time.Second, Count: 1}})[0]; !errors.Is(err, store.ErrUnavailable) {
-			break
-		}
-	}
-	require.NoError(t, err)
-	require.NoError(t, s.Release(t.Context(), l))
-}
-
 func TestSessionThatEndsLosesAllHoldsAndKeepsTheWaiters(t *testing.T) {
 	server := zktest.Start(t)
 	proxy := tcptest.NewProxy(t, server.Address())
@@ -341,36 +307,6 @@ func TestLeaderThatIsKilledKeepsHoldsAndOrder(t *testing.T) {
 		require.Greater(t, next.Token, l.Token)
 		l = next
 	}
-	require.NoError(t, s.Release(t.Context(), l))
-}
-
-var _ = func() bool {
-	redistest.RegisterChild("hold", func(args []string, in *bufio.Reader, out io.Writer) {
-		s, err := relockzk.New(args[0], relockzk.WithSessionTimeout(shortSession))
-		if err != nil {
-			panic(err)
-		}
-		a := store.Claim{Name: "orders", ID: store.ID("child:1:" + args[1]), TTL: shortLease, Limit: 1}
-		_, err = s.Wait(context.Background(), a, func(store.Progress) { _, _ = fmt.Fprintln(out, "queued") })
-		_, _ = fmt.Fprintln(out, "held", err)
-		_, _ = in.ReadString('\n')
-	})
-	return true
-}()
-
-func TestClientsThatAreKilledFreeTheirPlaces(t *testing.T) {
-	server := zktest.Start(t)
-	s := open(t, server.Address())
-	holder := redistest.Child(t, "hold", server.Address(), "1")
-	holder.Expect("held <nil>", patience)
-	queued := redistest.Child(t, "hold", server.Address(), "2")
-	queued.Expect("queued", patience)
-	last := wait(t, s, 20*time.Second)
-	queued.Kill()
-	holder.Kill()
-	killed := time.Now()
-	l := last.get(t)
-	require.Less(t, last.at.Sub(killed), 3*shortSession)
 	require.NoError(t, s.Release(t.Context(), l))
 }
 
