@@ -122,6 +122,24 @@ func TestAnExitIsCountedThoughTheStoreIsSilent(t *testing.T) {
 	})
 }
 
+func TestAnExitThatIsNotConfirmedDuringARenewalIsSentAgainAfterIt(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewClient(relock.WithTTL(5 * time.Minute))
+		l := m.NewLock("a")
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
+		m.Link.Once(stage.Delay(0, 10*time.Second), stage.CmdRenew)
+		stage.Pass(5*time.Minute/3 + time.Second) // the renewal has the old count
+		m.Link.Once(stage.Refuse(stage.ErrBroken), stage.CmdEnter)
+		require.Error(t, l.Unlock(inner))
+		stage.Pass(8 * time.Second)
+		w.RequireCount("a", 2)
+		stage.Pass(2 * time.Second)
+		w.RequireCount("a", 1)
+		w.Leave(outer, l)
+	})
+}
+
 func TestALastExitIsMadeUpForLongBeforeTheLeaseEnds(t *testing.T) {
 	for name, act := range map[string]stage.Action{
 		"silent": stage.Silence, "mute": stage.Mute, "refused": stage.Refuse(stage.ErrRefused), "the answer is lost": stage.LoseAnswer(stage.ErrRefused),
