@@ -55,31 +55,58 @@ func (a *acquiring) failed(ctx context.Context, err error) error {
 // any error, such as the refusal or the loss of another lock, and decides nothing.
 func (a *acquiring) judge(ctx context.Context, err error) (event.Outcome, error) {
 	cause, goesOn := context.Cause(ctx), a.ctx.Err() == nil
-	var busy *store.Busy
+	if outcome, stopped := a.stopped(cause, err); stopped != nil {
+		return outcome, stopped
+	}
 	var declined *store.Declined
-	_, isDeadlock := cause.(*DeadlockError)                                          // a cause may wrap the deadlock of another lock
-	isRefused := a.refusal != nil && (cause == errWaitOver || errors.As(err, &busy)) // the cause of ctx may wrap that of another call
+	isRefused := a.isRefused(cause, err)
 	switch {
-	case a.lock.client.isClosed() && (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)):
-		return event.OutcomeClosed, a.opError(ErrClosed)
-	case goesOn && isDeadlock:
-		return event.OutcomeDeadlock, cause
-	case goesOn && isStop(cause):
-		if errors.Is(err, ErrUnavailable) {
-			cause = because(cause, err)
-		}
-		return a.interrupted(cause)
 	case errors.As(err, &declined):
 		return event.OutcomeDeclined, &DeclinedError{Name: a.lock.name, Reply: declined.Reply}
-	case goesOn && cause == ErrQueueFull: // as progress has set it
-		if a.refusal == nil {
-			a.refusal = &LockedError{Name: a.lock.name}
-		}
-		return a.interrupted(ErrQueueFull)
 	case isRefused && !errors.Is(err, ErrUnavailable):
 		return event.OutcomeLocked, a.refusal
 	case goesOn && errors.Is(err, ErrNotReplicated): // also at the end of the wait
 		return event.OutcomeError, a.opError(because(cmp.Or(cause, err), err))
+	case !goesOn || ctx.Err() != nil:
+		return a.cut(cause, err)
+	case isRefused:
+		return a.interrupted(err)
+	case errors.Is(err, ErrDeadlock): // a second upgrade
+		return event.OutcomeDeadlock, a.opError(err)
+	default:
+		return event.OutcomeError, a.opError(err)
+	}
+}
+
+// stopped is the outcome of a call that this package has stopped for good; a nil error: it has not.
+func (a *acquiring) stopped(cause, err error) (event.Outcome, error) {
+	deadlock, isDeadlock := cause.(*DeadlockError) // a cause may wrap the deadlock of another lock
+	switch {
+	case a.lock.client.isClosed() && (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)):
+		return event.OutcomeClosed, a.opError(ErrClosed)
+	case a.ctx.Err() != nil:
+		return "", nil
+	case isDeadlock:
+		return event.OutcomeDeadlock, deadlock
+	case isStop(cause):
+		if errors.Is(err, ErrUnavailable) {
+			cause = because(cause, err)
+		}
+		return a.interrupted(cause)
+	case cause == ErrQueueFull: // as progress has set it
+		if a.refusal == nil {
+			a.refusal = &LockedError{Name: a.lock.name}
+		}
+		return a.interrupted(ErrQueueFull)
+	default:
+		return "", nil
+	}
+}
+
+// cut is the outcome of a call whose time was over before the store had given it the lock.
+func (a *acquiring) cut(cause, err error) (event.Outcome, error) {
+	goesOn := a.ctx.Err() == nil
+	switch {
 	case cause == errWaitOver:
 		return a.interrupted(because(cause, err))
 	case goesOn && cause == errSilent:
@@ -89,15 +116,17 @@ func (a *acquiring) judge(ctx context.Context, err error) (event.Outcome, error)
 			err = fmt.Errorf("%w: %w", err, end)
 		}
 		return a.interrupted(err)
-	case isRefused:
+	case a.isRefused(cause, err):
 		return a.interrupted(err)
-	case ctx.Err() != nil: // the section around the call has ended
+	default: // the section around the call has ended
 		return event.OutcomeCanceled, a.opError(err)
-	case errors.Is(err, ErrDeadlock): // a second upgrade
-		return event.OutcomeDeadlock, a.opError(err)
-	default:
-		return event.OutcomeError, a.opError(err)
 	}
+}
+
+// isRefused reports whether another hold had the lock when the store answered last, or when the
+// wait was over. The cause may wrap the refusal of another call.
+func (a *acquiring) isRefused(cause, err error) bool {
+	return a.refusal != nil && (cause == errWaitOver || errors.As(err, new(*store.Busy)))
 }
 
 // interrupted is the end of a call that could not go on to ask: a refusal, if another had the lock.
