@@ -19,10 +19,8 @@
 //
 //	go run .
 //
-// (in examples/transfer, a module of its own because of the drivers) needs no server. With
-// REDIS_URL=redis://... the locks are on that server, and with DATABASE_URL=postgres://... the
-// accounts are in PostgreSQL, in a schema that the program removes at its end. The exit code is 1
-// if anything is not as told.
+// (in examples/transfer, a module of its own because of the driver of SQLite) needs no server. With
+// REDIS_URL=redis://... the locks are on that server. The exit code is 1 if anything is not as told.
 package main
 
 import (
@@ -31,7 +29,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"time"
 
@@ -41,11 +38,7 @@ import (
 	"github.com/go-relock/relock/once/sql"
 )
 
-func main() {
-	stage.Main("transfer", func(ctx context.Context, out io.Writer, redisURL string) error {
-		return run(ctx, out, redisURL, os.Getenv("DATABASE_URL"))
-	})
-}
+func main() { stage.Main("transfer", run) }
 
 const (
 	opening  = 100_00 // cents of each account at the beginning
@@ -55,8 +48,8 @@ const (
 
 var names = []string{"ann", "ben", "cleo", "dan"}
 
-func run(ctx context.Context, out io.Writer, redisURL, databaseURL string) error {
-	s, err := openServers(ctx, redisURL, databaseURL)
+func run(ctx context.Context, out io.Writer, redisURL string) error {
+	s, err := openServers(redisURL)
 	defer s.close()
 	if err == nil {
 		err = tell(ctx, out, s)
@@ -99,8 +92,8 @@ func openBanks(ctx context.Context, s *servers, n int) ([]*bank, error) {
 			return nil, err
 		}
 		banks[i] = &bank{
-			db: db, locks: locks, fences: fence.SQL(s.dialect),
-			once: oncesql.New(db, s.dialect), review: d.review,
+			db: db, locks: locks, fences: fence.SQL(fence.SQLite),
+			once: oncesql.New(db, fence.SQLite), review: d.review,
 		}
 	}
 	return banks, nil
