@@ -23,7 +23,7 @@ type Candidacy struct {
 	err    error         // of the end
 }
 
-// term is a time in which this process leads.
+// term is one leadership of this process.
 type term struct {
 	section context.Context // ends with the term
 	resign  context.CancelCauseFunc
@@ -126,8 +126,8 @@ func (c *Candidacy) Context() context.Context {
 }
 
 // Changes returns a channel that is closed at the next change of IsLeader, or at the end of the
-// candidacy, and stays closed from then on. Take the channel first, and then ask IsLeader, so that
-// no change is missed.
+// candidacy, and stays closed from then on. Take the channel before the call of IsLeader: then no
+// change is missed.
 func (c *Candidacy) Changes() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package inside is what a lock of package relock shows to the packages of this module that stand
-// on it, and to nobody else.
+// Package inside is the part of a relock.Lock for other packages of this module alone: leader, once,
+// ticket.
 package inside
 
 import (
@@ -29,8 +29,7 @@ type Lock struct {
 	Tickets Tickets
 }
 
-// Tickets are the verbs of package ticket, which says what they promise. A Ticket of theirs has no
-// expiry.
+// Tickets are the verbs of package ticket, with its promises. A Ticket made by them has no expiry.
 type Tickets interface {
 	Lend(section context.Context) (Ticket, error)
 	HandOff(section context.Context) (Ticket, error)

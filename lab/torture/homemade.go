@@ -49,8 +49,8 @@ var defects = []Defect{
 	Hopeful, Believing, Nameless, Extending, Absent, Early, Trusting, Quitting, Hasty, Nervous,
 }
 
-// HomeMade is the lock that people write themselves: SET NX with a lease, a goroutine that renews
-// it, and a compare-and-delete. With [Sound] it does what can be done in this way.
+// HomeMade is the lock that people write themselves: SET NX with a lease, a goroutine for renewals,
+// and a compare-and-delete. [Sound] is the best lock of this kind.
 func HomeMade(d Defect) *Library {
 	name := "home-made"
 	if d != Sound {
@@ -249,7 +249,7 @@ func (h *homeMade) renew(ctx context.Context, key, value string) (bool, error) {
 	return h.run(ctx, renewScript, key, value, h.ttl.Milliseconds())
 }
 
-// held keeps a lease alive until it is unlocked or lost.
+// held renews a lease until the Unlock or the loss.
 func (h *homeMade) held(key, value string, sent time.Time) *Held {
 	lost, left := make(chan struct{}), make(chan struct{})
 	if h.defect == Counting {
@@ -384,7 +384,7 @@ func (h *homeMade) Several(ctx context.Context, names ...string) (*Held, error) 
 	return &Held{Lost: all[0].Lost, Unlock: free}, nil
 }
 
-// Do looks whether the operation was done, does it, and notes that.
+// Do looks for a note of the operation, does the operation, and writes the note.
 func (h *homeMade) Do(ctx context.Context, key string, do func(again bool)) error {
 	if n, err := h.rdb.Exists(ctx, key).Result(); n > 0 || err != nil {
 		return err

@@ -39,8 +39,8 @@ type Library struct {
 	// documentation of the library, such as counters of tokens. All other keys end with their
 	// leases.
 	Keeps []string
-	// Ends are the scenarios in which a goroutine of the library panics, and how. They would end
-	// this program, so they fail without a run.
+	// Ends are the scenarios in which a goroutine of the library panics, and how. Such a panic would
+	// end this program, so the scenario fails without a run.
 	Ends map[string]string
 	// Open makes the part of one process.
 	Open func(Setup) (Locker, error)
@@ -69,8 +69,7 @@ type Setup struct {
 	TTL time.Duration
 	// Redis makes a go-redis client on the process's way to the servers. The caller closes it.
 	Redis func(mod ...func(*redis.UniversalOptions)) redis.UniversalClient
-	// Calm are the addresses of two more servers, to which nothing happens, for a Library that
-	// wants them.
+	// Calm are the addresses of two more servers, without trouble, for a Library with Calm.
 	Calm []string
 	// Addr is the same way for libraries with connections of their own; empty with Sentinel and
 	// Cluster. For a Library with a Store, it is Backend.Source by that way, and Redis is nil.

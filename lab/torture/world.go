@@ -150,8 +150,7 @@ func (w *World) redis(faults *redistest.Faults, mod []func(*redis.UniversalOptio
 	return redis.NewUniversalClient(o)
 }
 
-// aside returns the addresses of two servers to which nothing happens, for a library that wants
-// them.
+// aside returns the addresses of two servers without trouble, see Library.Calm.
 func (w *World) aside() []string {
 	if w.Library.Calm && w.calm == nil {
 		w.calm = []string{redistest.Start(w.T).Addr(), redistest.Start(w.T).Addr()}
@@ -213,14 +212,14 @@ func (w *World) Wrong(format string, args ...any) {
 	w.wrong = append(w.wrong, fmt.Sprintf(format, args...))
 }
 
-// Late notes that somebody did not get the lock in time, which only [Serves] promises.
+// Late notes a wait that was too long, against the promise [Serves].
 func (w *World) Late(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.late = append(w.late, fmt.Sprintf(format, args...))
 }
 
-// Taken notes that f takes all locks away, so that exclusion is not promised for those who are in.
+// Taken runs f, which takes all locks away: the holders of now are promised no exclusion.
 func (w *World) Taken(f func()) {
 	op := history.Op{Lock: name, Kind: history.Wipe, Call: w.rec.Now()}
 	f()
@@ -266,7 +265,7 @@ func (c *Client) Visit(ctx context.Context, work time.Duration) (v Visit) {
 	return c.visit(ctx, c.w.Turns[c.w.pick(len(c.w.Turns))], lasting(work))
 }
 
-// lasting says of work since a moment that it lasts for so long.
+// lasting is work of a length.
 func lasting(work time.Duration) func(since time.Time) (done bool) {
 	return func(since time.Time) bool { return time.Since(since) >= work }
 }
@@ -390,7 +389,7 @@ func (c *Client) waitIn() {
 	}
 }
 
-// Keeps has a holder that works for over two leases beside a waiter. It must not lose the lock.
+// Keeps has a holder work for over two leases beside a waiter. The holder must not lose the lock.
 func (w *World) Keeps(trouble func(holder *Client)) {
 	holder, other := w.Join(), w.Join()
 	done := make(chan Visit, 1)
@@ -421,7 +420,8 @@ func (w *World) Keeps(trouble func(holder *Client)) {
 	}
 }
 
-// UnlocksLate has an Unlock of the first one arrive when the second one is in. hold keeps it back.
+// UnlocksLate has an Unlock of the first client arrive when the second one is in. hold keeps the
+// Unlock back.
 func (w *World) UnlocksLate(first, second *Client, hold func(ctx context.Context, held *Held) (arrive func())) {
 	third := w.Join()
 	ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
@@ -440,7 +440,7 @@ func (w *World) UnlocksLate(first, second *Client, hold func(ctx context.Context
 	arrived := make(chan struct{}) // the late Unlock
 	var all sync.WaitGroup
 	all.Go(func() {
-		// It works until the late Unlock has long arrived.
+		// The second client works until the late Unlock has long arrived.
 		v := second.visit(ctx, w.Turns[0], func(time.Time) bool {
 			select {
 			case <-arrived:
@@ -466,8 +466,7 @@ func (w *World) UnlocksLate(first, second *Client, hold func(ctx context.Context
 }
 
 // Unlocks has a client lock and unlock, with a trouble at the Unlock. Each turn has a lock of its
-// own, and leases are so long that nobody gets a lock by the end of one: an Unlock without an error
-// has freed its lock.
+// own, and no lease ends meanwhile: a lock is free only by an Unlock.
 func (w *World) Unlocks(trouble func(holder *Client)) {
 	w.TTL = 10 * time.Second
 	holder, next := w.Join(), w.Join()
@@ -503,8 +502,7 @@ func (w *World) Unlocks(trouble func(holder *Client)) {
 	}
 }
 
-// unlocksLast has a process end when its Unlock has returned: nothing of it reaches the server any
-// more.
+// unlocksLast has a process end when its Unlock has returned: later commands reach no server.
 func (w *World) unlocksLast(holder, next *Client) {
 	held, err := holder.lockFor(name, w.Patience)
 	if err != nil {
@@ -537,9 +535,9 @@ func (c *Client) lockFor(guarded string, within time.Duration) (*Held, error) {
 	}
 }
 
-// Loses has a holder lose its lock by a trouble. It has to be told within a time; its work ends
-// then. The next one works for so long that a renewal of its lease by the first one keeps that from
-// being told.
+// Loses has a holder lose its lock by a trouble. The library has to tell the holder within a time,
+// and then the work of the holder ends. The next holder works longer: a lost holder that renews the
+// lease of the next one is never told.
 func (w *World) Loses(within time.Duration, trouble func(holder *Client)) {
 	holder, other := w.Join(), w.Join()
 	done := make(chan Visit, 1)
