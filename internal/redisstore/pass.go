@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
@@ -37,7 +38,19 @@ func (w *waited) run(a store.Claim, payload string) *store.Run {
 	return r
 }
 
-// granted ends the run of a wait that has got the lock from Redis: the lease of the run is over there.
+// returns notes the end of a Wait.
+func (w *waited) returns(a store.Claim, err error) {
+	switch {
+	case err != nil && !errors.Is(err, store.ErrUnsure): // the client calls no Forget
+		w.end(a.ID)
+		return
+	case err == nil:
+		w.granted(a.ID)
+	}
+	w.lasts(a.ID, a.Kept(a.TTL))
+}
+
+// granted ends the run of a wait that has got the lock from Redis: the lease of the run is over.
 func (w *waited) granted(id store.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -110,14 +110,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Claim, progress func(sto
 		if listener != nil {
 			listener.Close()
 		}
-		if err != nil && !errors.Is(err, store.ErrUnsure) { // the client calls no Forget
-			s.waited.end(a.ID)
-		} else {
-			if err == nil {
-				s.waited.granted(a.ID)
-			}
-			s.waited.lasts(a.ID, a.Kept(a.TTL))
-		}
+		s.waited.returns(a, err)
 	}()
 	arrival, placeAsks := newPlace, 0 // newPlace until the waiter queues; the asks for a place
 	var p *sleeper                    // nil: the wait cannot be passed a lease
