@@ -136,9 +136,9 @@ func (l *Locks) check(ctx context.Context) error {
 	return errNilContext
 }
 
-// Lock waits until the caller has all locks, and enters them. A store that can take several locks
-// in one step takes free mutexes of one client in one round trip. Memory can, and Redis can if the
-// keys are in one slot of a cluster. Otherwise Lock waits for one lock after the other, in each
+// Lock waits until the caller has all locks, and enters them. Free mutexes of one client are
+// taken in one step and one round trip, if the store can: memory can, and Redis if the keys are in
+// one slot of a cluster. Otherwise Lock waits for one lock after the other, in each
 // queue, and keeps the locks that it has. A call with ctx inside a section of some of the locks
 // enters these one level deeper.
 //

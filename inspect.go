@@ -17,7 +17,7 @@ import (
 // The first call in a hold draws the token. The draw takes a round trip, and only succeeds while
 // the hold has the lock. A token is larger than every token drawn for the lock before, across
 // processes and restarts of the store. Later calls in the same hold return the same token, without
-// a round trip; a reader draws a new one after an upgrade that it has left. With
+// a round trip; behind an upgrade of a reader the next call draws again. With
 // [WithRedissonFencing] Redis draws the token with the lock, as Redisson does. Draw the token
 // before the section's first write. The token of a reader is negative, so every resource that
 // compares tokens refuses it, see [RWLock].
