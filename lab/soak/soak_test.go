@@ -213,7 +213,9 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	// Many workers always queue, and few hardly ever.
 	choices := random(2*workers + 2)
 	many := []int{workers / 4, workers / 2, workers}[choices.IntN(3)]
-	s.crowd = s.mode.Passing && choices.IntN(2) == 0
+	if s.crowd = s.mode.Passing && choices.IntN(2) == 0; s.crowd {
+		many = workers / 2 // the check of one lock takes too long with more
+	}
 	for id := range many {
 		w := &worker{soak: s, Rand: random(id), id: id, helper: workers + id}
 		working.Go(w.run)
