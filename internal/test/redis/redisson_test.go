@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -337,7 +338,12 @@ func TestARedisUserForRedissonsLayoutNeedsTheListAndNoMore(t *testing.T) {
 		}
 		options = append(options, relock.WithTTL(3*time.Second))
 		user := fmt.Sprint("user", n)
-		return tourOf(w, newACLUser(w, user, rules, options...).NewLock("app:"+user))
+		m := newACLUser(w, user, rules, options...)
+		err := tourOf(w, m.NewLock("app:"+user))
+		for again := 0; again < 5 && isLate(err); again++ {
+			err = tourOf(w, m.NewLock(fmt.Sprint("app:", user, ":", again)))
+		}
+		return err
 	}
 	fencing := relock.WithRedissonFencing()
 	require.NoError(t, tour(""))
@@ -357,6 +363,11 @@ func TestARedisUserForRedissonsLayoutNeedsTheListAndNoMore(t *testing.T) {
 }
 
 // tourOf does everything that a lock can do, and returns an error that it has met.
+// isLate says whether a machine was too busy for a tour. A right that is missing is another error.
+func isLate(err error) bool {
+	return errors.Is(err, relock.ErrLockLost) || errors.Is(err, context.DeadlineExceeded)
+}
+
 func tourOf(w *stage.Arena, l *relock.Lock) error {
 	ctx, cancel := context.WithTimeout(w.T.Context(), 2*time.Second)
 	defer cancel()
