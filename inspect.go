@@ -3,6 +3,7 @@ package relock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	"github.com/go-relock/relock/event"
@@ -209,11 +210,27 @@ type State struct {
 	// and those that the present holder's process has handed the lock to since the store gave it. With
 	// [WithRedissonLayout] Waiters is 0.
 	Waiters int
-	Mode    event.Mode // of Holder
+	// Queue has the first of these waiters, by turn: at most a hundred, without those whose processes
+	// are known to be dead. Queue is nil where nobody waits, where the store does not tell (see
+	// [store.Queueing]; in Redis to a user who may not call ZRANGE), and in [Client.List].
+	Queue []Waiter
+	Mode  event.Mode // of Holder
 	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose
 	// lease ends first.
 	Others []Held
 }
+
+// Waiter is a waiter in the queue of a lock.
+type Waiter struct {
+	Holder Holder
+	Mode   event.Mode
+	// Since is when the waiter got its place, by the clock of this process; zero if the store does not
+	// tell. Redis does, but for a reader that waits to write.
+	Since time.Time
+}
+
+// mostQueue bounds the waiters that State reads.
+const mostQueue = 100
 
 // Held is one of several holders of a lock.
 type Held struct {
@@ -225,16 +242,41 @@ type Held struct {
 // Locked says whether somebody has the lock.
 func (s State) Locked() bool { return s.Holder != "" }
 
-// State asks the store for the holder of the lock, in one round trip. State changes nothing, and
-// the answer may be outdated on arrival: State is for operators and tests, not for decisions. State
-// works after [Client.Close] too. Errors: ctx's; [ErrUnavailable], after 2 s without an answer;
+// State asks the store for the holder of the lock, in one round trip, and for its queue in a second
+// one if somebody waits. State changes nothing, and the answer may be outdated on arrival: State is
+// for operators and tests, not for decisions. State works after [Client.Close] too. Errors: ctx's; [ErrUnavailable], after 2 s without an answer;
 // errors of the store; [ErrInvalid].
 func (l *Lock) State(ctx context.Context) (State, error) {
 	s, err := l.ownerOf("state", ctx)
 	if err != nil {
 		return State{}, err
 	}
-	return l.stateOf(s), nil
+	state := l.stateOf(s)
+	if queueing, is := l.client.store.(store.Queueing); is && s.Waiters > 0 {
+		state.Queue, err = l.queue(ctx, queueing)
+	}
+	if err != nil {
+		return State{}, l.opError("state", "", err)
+	}
+	return state, nil
+}
+
+func (l *Lock) queue(ctx context.Context, s store.Queueing) (queue []Waiter, err error) {
+	var waiters []store.Waiter
+	err = answered(ctx, func(ctx context.Context) (err error) {
+		waiters, err = s.Waiters(ctx, l.claim, mostQueue)
+		return err
+	})
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil, nil
+	}
+	if err == nil {
+		queue = make([]Waiter, 0, len(waiters))
+	}
+	for _, w := range waiters {
+		queue = append(queue, Waiter{l.client.holderOf(w.ID), modeOf(l.claim.Kind, w.Limit), w.Since})
+	}
+	return queue, err
 }
 
 func (l *Lock) stateOf(s store.State) State {

@@ -58,12 +58,20 @@ func waitOrder(b *bench) {
 		line = append(line, waiter{b.wait(b.ctx, next.Lock), next})
 		require.Equal(b.t, i+1, b.state(l).Waiters)
 	}
+	queue := b.state(l).Queue // nil: the store does not tell
+	if queue != nil {
+		require.Len(b.t, queue, len(line))
+		queue = append(queue[:3:3], queue[4:]...)
+	}
 	line[3].cancel(nil)
 	b.requireRefused(b.fails(line[3].call), l, b.holder(section), context.Canceled)
-	for _, next := range append(line[:3:3], line[4:]...) {
+	for i, next := range append(line[:3:3], line[4:]...) {
 		b.waits(next.call)
 		b.unlock(owner, section)
 		section, owner = b.get(next.call), next.lock
+		if queue != nil {
+			require.Equal(b.t, queue[i].Holder, b.holder(section))
+		}
 	}
 	b.unlock(owner, section)
 }

@@ -331,6 +331,23 @@ type Announcing interface {
 	Announced(name string, heard func()) (stop func())
 }
 
+// Queueing is a store that knows who waits for a lock.
+type Queueing interface {
+	Store
+	// Waiters returns the waiters at the first places of the queue of the lock with the name and kind
+	// of the claim, by turn, at most most of them, and changes nothing. Waiters that are known to be
+	// gone are left out. Errors: [ErrKind], or none, for a lock of another kind;
+	// [errors.ErrUnsupported] if the store cannot tell here.
+	Waiters(ctx context.Context, a Claim, most int) ([]Waiter, error)
+}
+
+// Waiter is a place in a queue.
+type Waiter struct {
+	ID    ID
+	Limit int
+	Since time.Time // of the place, by the clock of this process; zero: not known
+}
+
 // Listing is a store that can list its locks.
 type Listing interface {
 	Store

@@ -15,7 +15,6 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/attempts"
-	"github.com/go-relock/relock/internal/queue"
 	"github.com/go-relock/relock/store"
 )
 
@@ -24,7 +23,7 @@ const (
 	defaultMost  = 10_000
 	// mostQueues bounds the locks whose queues and waits a look reads: those with most waiters.
 	mostQueues = 256
-	// mostPlaces bounds the places of a queue that a look reads.
+	// mostPlaces bounds the places of a queue that the page shows.
 	mostPlaces = 50
 	// abreast is the number of locks that are read together.
 	abreast = 16
@@ -196,16 +195,17 @@ func (h *Handler) fill(ctx context.Context, l, last *look, begin time.Time) erro
 		contended = listed[:i]
 	}
 	contended = contended[:min(len(contended), mostQueues)]
-	queues := make([][]queue.Place, len(contended))
-	if rdb := h.Locks.Redis(); rdb != nil {
-		errs := attempts.Each(len(contended), abreast, func(i int) (err error) {
-			lock := lockOf(h.Locks, contended[i].Kind, contended[i].Name)
-			queues[i], err = queue.Read(ctx, rdb, lock.Key(), contended[i].Kind, mostPlaces)
-			return err
-		})
-		if err := errors.Join(errs...); err != nil {
-			return err
+	errs := attempts.Each(len(contended), abreast, func(i int) error {
+		state, err := lockOf(h.Locks, contended[i].Kind, contended[i].Name).State(ctx)
+		if err == nil {
+			contended[i].State = state
+		} else if errors.Is(err, relock.ErrKind) { // of another kind by now
+			err = nil
 		}
+		return err
+	})
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	if l.Circles, err = h.circles(ctx, contended); err != nil {
 		return err
@@ -217,21 +217,17 @@ func (h *Handler) fill(ctx context.Context, l, last *look, begin time.Time) erro
 	}
 	slack := time.Since(begin).Milliseconds() + 300
 	now := time.Now()
-	for i, found := range listed {
+	for _, found := range listed {
 		v := viewOf(found, now, last, slack)
-		if i < len(queues) {
-			for _, p := range queues[i] {
-				w := waiterView{Holder: p.Holder, Shared: p.Mode == event.ModeShared}
-				if p.Wait >= 0 {
-					w.Since = now.Add(-p.Wait).UnixMilli()
-				}
-				v.Queue = append(v.Queue, w)
+		for j, place := range found.Queue[:min(len(found.Queue), mostPlaces)] {
+			w := waiterView{Holder: place.Holder.String(), Shared: place.Mode == event.ModeShared}
+			if !place.Since.IsZero() {
+				w.Since = place.Since.UnixMilli()
 			}
-			for j, before := range last.views[v.Name].Queue {
-				if j < len(v.Queue) && near(before.Since, v.Queue[j].Since, slack) && before.Holder == v.Queue[j].Holder {
-					v.Queue[j] = before
-				}
+			if old := last.views[v.Name].Queue; j < len(old) && near(old[j].Since, w.Since, slack) && old[j].Holder == w.Holder {
+				w = old[j]
 			}
+			v.Queue = append(v.Queue, w)
 		}
 		text, err := json.Marshal(v)
 		if err != nil {

@@ -7,11 +7,11 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
-	"github.com/go-relock/relock/internal/queue"
 	"github.com/go-relock/relock/store"
 )
 
@@ -84,7 +84,7 @@ func (r *reader) lock(ctx context.Context, name string) (lockInfo, error) {
 		case err != nil:
 			return lockInfo{}, err
 		case state.Locked() || state.Waiters > 0:
-			return r.info(ctx, relock.Listed{Name: name, Kind: k, State: state})
+			return r.info(relock.Listed{Name: name, Kind: k, State: state}), nil
 		default:
 			free.Token, isFree = state.Token, true // where all leases are over, one kind may refuse
 		}
@@ -96,7 +96,7 @@ func (r *reader) lock(ctx context.Context, name string) (lockInfo, error) {
 }
 
 // info returns what is known of a lock that somebody has or waits for.
-func (r *reader) info(ctx context.Context, l relock.Listed) (lockInfo, error) {
+func (r *reader) info(l relock.Listed) lockInfo {
 	info := lockInfo{
 		Name: l.Name, Kind: kindWords[l.Kind], Held: l.Locked(), Token: l.Token, Waiters: l.Waiters, lock: r.lockOf(l.Kind, l.Name),
 	}
@@ -108,39 +108,24 @@ func (r *reader) info(ctx context.Context, l relock.Listed) (lockInfo, error) {
 			info.Holders = append(info.Holders, holding{h.Holder.String(), h.Mode, new(h.TTL.Milliseconds())})
 		}
 	}
-	if info.Waiters == 0 || r.client.Redis() == nil { // another store, or a quorum, shows no queues
-		return info, nil
+	if l.Queue != nil {
+		info.Waiters -= min(info.Waiters, mostQueue) - len(l.Queue) // the rest is counted as the store does
 	}
-	var err error
-	if info.Queue, err = r.queue(ctx, l); err != nil {
-		return info, err
-	}
-	info.Waiters = len(info.Queue) + max(0, l.Waiters-firstPart)
-	for _, w := range info.Queue {
-		info.WaitMs = cmp.Or(info.WaitMs, w.WaitMs)
+	for _, w := range l.Queue {
+		place := waiter{Holder: w.Holder.String(), Mode: w.Mode}
+		if !w.Since.IsZero() {
+			place.WaitMs = new(max(0, time.Since(w.Since).Milliseconds()))
+		}
+		info.Queue, info.WaitMs = append(info.Queue, place), cmp.Or(info.WaitMs, place.WaitMs)
 	}
 	if !info.Held && info.Waiters == 0 {
 		info.Kind = ""
 	}
-	return info, nil
+	return info
 }
 
-// firstPart is the number of places in a queue that are looked at, as a long script keeps Redis
-// from serving others. The rest is counted as Redis does.
-const firstPart = 1000
-
-// queue returns the waiters that are there, by turn.
-func (r *reader) queue(ctx context.Context, l relock.Listed) (all []waiter, err error) {
-	places, err := queue.Read(ctx, r.client.Redis(), r.lockOf(l.Kind, l.Name).Key(), l.Kind, firstPart)
-	for _, p := range places {
-		w := waiter{Holder: p.Holder, Mode: p.Mode}
-		if p.Wait >= 0 {
-			w.WaitMs = new(p.Wait.Milliseconds())
-		}
-		all = append(all, w)
-	}
-	return all, err
-}
+// mostQueue is the number of places in a queue that State looks at.
+const mostQueue = 100
 
 // list reads all locks that are held or waited for and whose name matches the pattern, if there is
 // one, by name. A queue costs a round trip.
@@ -155,10 +140,14 @@ func (r *reader) list(ctx context.Context, pattern ...string) ([]lockInfo, error
 	}
 	infos := []lockInfo{}
 	for _, l := range listed {
-		info, err := r.info(ctx, l)
-		if err != nil {
-			return nil, err
+		if l.Waiters > 0 {
+			if l.State, err = r.lockOf(l.Kind, l.Name).State(ctx); errors.Is(err, relock.ErrKind) { // by now
+				continue
+			} else if err != nil {
+				return nil, err
+			}
 		}
+		info := r.info(l)
 		info.Queue = nil
 		if info.Kind != "" { // free by now
 			infos = append(infos, info)

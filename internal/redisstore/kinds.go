@@ -18,10 +18,14 @@ import (
 // unchanged.
 
 func suffix(kind store.Kind) string {
-	if kind == store.Semaphore {
+	switch kind {
+	case store.Semaphore:
 		return permitsSuffix
+	case store.ReadWrite:
+		return rwSuffix
+	default:
+		return ""
 	}
-	return rwSuffix
 }
 
 // kindUnit makes a unit. extra is the arrival of acquire, the control channel of break, else empty.

@@ -277,6 +277,39 @@ func (s *nativeStore) Look(ctx context.Context, a store.Claim) (store.State, err
 	return s.lookKind(ctx, a)
 }
 
+// Waiters implements [store.Queueing]. The queue alone does not tell the kind of its lock.
+func (s *nativeStore) Waiters(ctx context.Context, a store.Claim, most int) (all []store.Waiter, err error) {
+	c := &wire.Call{
+		Script: s.scripts.waiters, Common: s.publish(), Tries: boundTries, Report: a.Report, Yields: true,
+		Unit: wire.Unit{Keys: []string{a.Name + suffix(a.Kind) + queueSuffix}, Args: []any{a.Name, most - 1}},
+	}
+	answer, err := s.wire.Do(ctx, c)
+	if err != nil {
+		return nil, unsureOf(answer, err)
+	}
+	now := time.Now()
+	fields, is := answer.Reply.([]any)
+	if !is {
+		return nil, fmt.Errorf("%w: the user may not call ZRANGE", errors.ErrUnsupported)
+	}
+	for place := range slices.Chunk(fields, 3) {
+		var id, letter string
+		var waited int64
+		if !scan(place, &id, &letter, &waited) {
+			return nil, badReply(c.Script, answer.Reply)
+		}
+		w := store.Waiter{ID: store.ID(id), Limit: 1}
+		if a.Kind != store.Mutex {
+			_, w.Limit = ofLetter(letter)
+		}
+		if waited >= 0 {
+			w.Since = now.Add(-fromMillis(waited))
+		}
+		all = append(all, w)
+	}
+	return all, nil
+}
+
 func (s *nativeStore) Break(ctx context.Context, a store.Claim) error {
 	control := s.controlOf(a.ID)
 	c := &wire.Call{Common: s.publish(), Tries: boundTries, Report: a.Report}

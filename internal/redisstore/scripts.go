@@ -22,6 +22,7 @@ type Scripts struct {
 	all                                      *wire.Script   // several mutexes
 	served                                   *wire.Script   // release of a mutex behind a run
 	migrating                                wire.Migrating // release of a mutex
+	waiters                                  *wire.Script   // of a lock of any kind
 	show, shown                              *wire.Script   // of the wait graph
 	borrow, follow, giveBack, recall, accept *wire.Script
 
@@ -41,6 +42,8 @@ func LoadScripts(sources fs.FS) *Scripts {
 	s.redisson.acquire, s.redisson.release = s.load("redisson/acquire"), s.load("redisson/release")
 	s.all, s.served = s.load("all"), s.load("served")
 	s.migrating = wire.Migrating{Second: s.load("queued"), First: s.load("alone")}
+	s.waiters = s.load("waiters")
+	s.waiters.Again = nil // the reply is a list
 	s.show, s.shown = s.load("deadlock/show"), s.load("deadlock/shown")
 	s.borrow, s.follow, s.accept = s.load("loans/borrow"), s.load("loans/follow"), s.load("loans/accept")
 	for _, number := range []*wire.Script{s.migrating.Second, s.borrow, s.follow, s.accept} {

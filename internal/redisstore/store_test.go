@@ -62,6 +62,7 @@ func TestTheLayoutOfRedissonKeepsThePromisesOfStores(t *testing.T) {
 				storetest.Asking:     "relock's own layout only",
 				storetest.Announcing: "relock's own layout only",
 				storetest.Listing:    "relock's own layout only",
+				storetest.Queueing:   "the waiters of Redisson race",
 			}
 			if !fenced {
 				without[storetest.Tokens] = "only a fenced lock of Redisson has tokens"

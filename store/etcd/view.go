@@ -53,6 +53,24 @@ func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err
 	}, nil
 }
 
+// Waiters implements [store.Queueing]. etcd keeps no times.
+func (s *Store) Waiters(ctx context.Context, a store.Claim, most int) (all []store.Waiter, err error) {
+	if ctx.Err() != nil {
+		return nil, lifetime.Ended(ctx)
+	}
+	resp, err := s.get(ctx, clientv3.OpGet(s.dir(a), clientv3.WithPrefix(), clientv3.WithLimit(int64(most)+1),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
+	if err != nil {
+		return nil, err
+	}
+	for i, kv := range resp.Responses[0].GetResponseRange().Kvs {
+		if i > 0 { // the first one has the lock
+			all = append(all, store.Waiter{ID: stayOf(kv).id(), Limit: 1})
+		}
+	}
+	return all, nil
+}
+
 // owner returns the key that has the lock, and the number of keys.
 func (s *Store) owner(ctx context.Context, a store.Claim) (owner stay, keys int, err error) {
 	if ctx.Err() != nil {

@@ -40,6 +40,7 @@ func TestKubernetesKeepsThePromisesOfStores(t *testing.T) {
 			storetest.WaitGraph:  "no waits are shown",
 			storetest.Lending:    "Redis and memory only",
 			storetest.Announcing: "followers look by themselves",
+			storetest.Queueing:   "waiters race",
 			storetest.Asking:     "a Lease is not written for a message",
 		},
 	})

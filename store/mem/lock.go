@@ -22,6 +22,7 @@ type hold struct {
 	store.Lease
 	count    int
 	moved    chan struct{}          // closed when the hold leaves the queue
+	queued   time.Time              // when it got its place in the queue
 	loans    map[store.ID]time.Time // the ends of the open ones
 	recalled bool                   // the hold has left, and its loans are open
 }
@@ -169,6 +170,7 @@ func (k *lock) refusal(a store.Claim) error {
 func (k *lock) join(h *hold) (position int, err error) {
 	switch {
 	case slices.Contains(k.queue, h):
+		return slices.Index(k.queue, h), nil
 	case h.With == "":
 		k.queue = append(k.queue, h)
 	case len(k.queue) > 0 && k.queue[0].With != "" && k.queue[0].With != h.With:
@@ -180,6 +182,7 @@ func (k *lock) join(h *hold) (position int, err error) {
 		}
 		k.queue = slices.Insert(k.queue, i, h)
 	}
+	h.queued = time.Now()
 	return slices.Index(k.queue, h), nil
 }
 

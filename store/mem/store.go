@@ -48,6 +48,7 @@ var (
 	_ store.WaitGraph  = (*Store)(nil)
 	_ store.Lending    = (*Store)(nil)
 	_ store.Listing    = (*Store)(nil)
+	_ store.Queueing   = (*Store)(nil)
 )
 
 // cut is one interruption. The restore function closes over.

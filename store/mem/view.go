@@ -29,6 +29,17 @@ func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err
 	return state, err
 }
 
+// Waiters implements [store.Queueing].
+func (s *Store) Waiters(ctx context.Context, a store.Claim, most int) (all []store.Waiter, err error) {
+	err = s.once(ctx, a.Name, func(k *lock) error {
+		for _, h := range k.queue[:min(most, len(k.queue))] {
+			all = append(all, store.Waiter{ID: h.ID, Limit: h.Limit, Since: h.queued})
+		}
+		return k.is(a.Kind)
+	})
+	return all, err
+}
+
 // List implements [store.Listing].
 func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {

@@ -60,6 +60,22 @@ func (q *quorum) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	return state, nil
 }
 
+// Waiters implements [store.Queueing]: the queue of the first member that can be reached.
+func (q *quorum) Waiters(ctx context.Context, a store.Claim, most int) ([]store.Waiter, error) {
+	r := ask(ctx, q, longestLimit, (*round[[]store.Waiter]).settled,
+		func(ctx context.Context, i int) ([]store.Waiter, error) {
+			if m, is := q.members[i].(store.Queueing); is {
+				return m.Waiters(ctx, a, most)
+			}
+			return nil, fmt.Errorf("%w: who waits", errors.ErrUnsupported)
+		})
+	r.behind()
+	if first, _ := r.first(); first.done && ctx.Err() == nil {
+		return first.value, first.err
+	}
+	return nil, failed(ctx, r.errs())
+}
+
 // nth returns the n-th largest value, or the smallest of fewer values.
 func nth[T any, V cmp.Ordered](from []T, n int, value func(T) V) V {
 	var values []V

@@ -1,8 +1,10 @@
 package relocksql
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
+	"slices"
 
 	"github.com/go-relock/relock/store"
 )
@@ -34,10 +36,32 @@ func (s *Store) List(ctx context.Context, a store.Claim) (found map[string]store
 
 // Look implements [store.Store].
 func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
-	err = s.run(ctx, command{asking, a, fewTries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
+	err = s.look(ctx, a, func(k *lock) (err error) {
+		state = k.state()
+		state.Token, err = k.token()
+		return err
+	})
+	return state, err
+}
+
+// Waiters implements [store.Queueing]. The tables keep the order of waiters, and not their times.
+func (s *Store) Waiters(ctx context.Context, a store.Claim, most int) (all []store.Waiter, err error) {
+	err = s.look(ctx, a, func(k *lock) error {
+		slices.SortFunc(k.line, func(a, b row) int { return cmp.Compare(a.arrival, b.arrival) })
+		all = nil
+		for _, r := range k.line[:min(most, len(k.line))] {
+			all = append(all, store.Waiter{ID: r.id, Limit: r.limit})
+		}
+		return nil
+	})
+	return all, err
+}
+
+// look reads all of a lock, and shows it if there is something. Show may be called again.
+func (s *Store) look(ctx context.Context, a store.Claim, show func(k *lock) error) error {
+	return s.run(ctx, command{asking, a, fewTries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
 			k := &lock{tx: t, name: a.Name}
-			state = store.State{}
 			if err := k.read(); err != nil || !k.exists {
 				return err
 			}
@@ -56,12 +80,9 @@ func (s *Store) Look(ctx context.Context, a store.Claim) (state store.State, err
 			if err := k.is(a.Kind); err != nil {
 				return err
 			}
-			state = k.state()
-			state.Token, err = k.token()
-			return err
+			return show(k)
 		})
 	})
-	return state, err
 }
 
 // state returns the state of the lock.

@@ -45,6 +45,7 @@ const (
 	Asking      Promise = "Asking"      // the store is a store.Asking, whose clients hear of Want
 	Announcing  Promise = "Announcing"  // the store is a store.Announcing
 	Listing     Promise = "Listing"     // the store is a store.Listing
+	Queueing    Promise = "Queueing"    // the store is a store.Queueing
 
 	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is that of the last writer.
 	// Without the promise, each reader has a token of its own.
@@ -128,7 +129,7 @@ func allTests() []test {
 	stays := slices.Concat(takeTests, waitTests, holdTests)
 	others := slices.Concat(renewTests, faultTests)
 	return slices.Concat(
-		stays, others, optionalTests, kindTests, severalTests, showTests, lendTests, listTests, passTests,
+		stays, others, optionalTests, kindTests, severalTests, showTests, lendTests, listTests, queueTests, passTests,
 		as("Writer", store.ReadWrite, Kinds, stays, others), as("Permit", store.Semaphore, Semaphores, stays),
 	)
 }

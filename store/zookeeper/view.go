@@ -125,6 +125,40 @@ func (x *session) look(ctx context.Context, lock string, nodes []node) (state st
 	return state, nil
 }
 
+// Waiters implements [store.Queueing], with a read for each waiter.
+func (s *Store) Waiters(ctx context.Context, a store.Claim, most int) (waiters []store.Waiter, err error) {
+	err = s.once(ctx, func(x *session) error {
+		all, err := x.fresh(ctx, s.path(a))
+		if err != nil {
+			return err
+		}
+		nodes, err := ofKind(all, a.Kind)
+		if err != nil {
+			return err
+		}
+		waiters = nil
+		for i, n := range nodes {
+			if isIn(nodes, i) || len(waiters) == most {
+				continue
+			}
+			r, err := x.get(ctx, s.path(a)+"/"+n.name)
+			if errors.Is(err, zk.ErrNoNode) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			w := store.Waiter{ID: decode(n, r.data, time.Duration(x.timeout.Load())).ID, Limit: 1}
+			if n.reads {
+				w.Limit = store.Unlimited
+			}
+			waiters = append(waiters, w)
+		}
+		return nil
+	})
+	return waiters, err
+}
+
 // Break implements [store.Store]. The client of the hold watches its node, and so notices.
 func (s *Store) Break(ctx context.Context, a store.Claim) error {
 	return s.once(ctx, func(x *session) error {
