@@ -7,9 +7,37 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/caller"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
+
+// Client returns a client for a test of a program that locks: its locks are in memory, in a store of
+// their own. The client is closed at the end of the test, which fails if a section is open then, see
+// [NoneOpen]. In a testing/synctest bubble, give Client the bubble's t.
+func Client(t testing.TB, options ...relock.Option) *relock.Client {
+	t.Helper()
+	return ClientOn(t, mem.New(), options...)
+}
+
+// ClientOn is [Client] for a store that clients share, as processes share a server. Hooks among the
+// options take the place of those of NoneOpen: join them. A client that is to leave a section open,
+// as a process that crashes does, comes from [relock.Open].
+func ClientOn(t testing.TB, s store.Store, options ...relock.Option) *relock.Client {
+	t.Helper()
+	client, err := relock.Open(s, append([]relock.Option{relock.WithHooks(NoneOpen(t))}, options...)...)
+	if err != nil {
+		t.Fatalf("locktest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := client.Close(); err != nil {
+			t.Errorf("locktest: %v", err)
+		}
+	})
+	return client
+}
 
 // NoneOpen returns hooks that fail a test which leaves a section open: at the end of the test, or
 // when it closes the client. It is for tests of programs that lock:

@@ -3,6 +3,7 @@ package locktest_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,10 +19,11 @@ type program struct {
 	testing.TB
 	failed  []string
 	cleanup func()
+	ends    []func() // all cleanups
 }
 
 func (p *program) Helper()          {}
-func (p *program) Cleanup(f func()) { p.cleanup = f }
+func (p *program) Cleanup(f func()) { p.cleanup, p.ends = f, append(p.ends, f) }
 func (p *program) Errorf(format string, args ...any) {
 	p.failed = append(p.failed, fmt.Sprintf(format, args...))
 }
@@ -73,4 +75,33 @@ func TestACandidateThatGoesOnFailsTheTest(t *testing.T) {
 	p.cleanup()
 	require.Equal(t, []string{`locktest: no Unlock of "a", taken by a candidate, which goes on`}, p.failed)
 	require.NoError(t, client.Close())
+}
+
+func TestAClientForATestEndsWithIt(t *testing.T) {
+	for _, leaves := range []bool{true, false} {
+		p := &program{TB: t}
+		server := mem.New()
+		client, other := locktest.ClientOn(p, server), locktest.ClientOn(p, server)
+		require.NoError(t, client.NewLock("a").Do(t.Context(), nothing))
+		section, err := client.NewLock("a").Lock(t.Context())
+		require.NoError(t, err)
+		_, err = other.NewLock("a").TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrLocked, "the clients share a server")
+		_, err = locktest.Client(p).NewLock("a").TryLock(t.Context())
+		require.NoError(t, err, "and this one has a server of its own")
+		if !leaves {
+			require.NoError(t, client.NewLock("a").Unlock(section))
+		}
+		for _, end := range slices.Backward(p.ends) {
+			end()
+		}
+		_, err = client.NewLock("b").TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrClosed)
+		if leaves {
+			require.Len(t, p.failed, 2)
+		} else {
+			require.Len(t, p.failed, 1)
+		}
+		require.Contains(t, p.failed[0], `no Unlock of "a", taken at locktest/open_test.go:`)
+	}
 }

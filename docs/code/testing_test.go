@@ -17,8 +17,8 @@ import (
 	"github.com/go-relock/relock/event"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/leader"
+	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/locktest/explore"
-	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
 
@@ -40,24 +40,13 @@ func (s *Shipper) Ship(ctx context.Context, order string) error {
 
 // end
 
-// page: client
-func newLocks(t *testing.T, s store.Store, options ...relock.Option) *relock.Client {
-	t.Helper()
-	client, err := relock.Open(s, options...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	return client
-}
-
-// end
-
 func TestTwoProcessesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New() // stands for one Redis
 		send := func(context.Context, string) error { <-time.After(2 * time.Second); return nil }
 		begin, shipped := time.Now(), make(chan error)
 		for range 2 {
-			process := &Shipper{Locks: newLocks(t, server), Send: send}
+			process := &Shipper{Locks: locktest.ClientOn(t, server), Send: send}
 			go func() { shipped <- process.Ship(t.Context(), "42") }()
 		}
 		for range 2 {
@@ -71,11 +60,12 @@ func TestShipGivesUpAfterFiveSeconds(t *testing.T) {
 	// page: busy
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New()
-		other := newLocks(t, server, relock.WithOwner("other")).NewLock("orders:42")
-		_, err := other.Lock(t.Context())
+		other := locktest.ClientOn(t, server, relock.WithOwner("other")).NewLock("orders:42")
+		section, err := other.Lock(t.Context())
 		require.NoError(t, err)
+		defer other.Unlock(section)
 
-		s := &Shipper{Locks: newLocks(t, server)} // Send is nil: a call would panic
+		s := &Shipper{Locks: locktest.ClientOn(t, server)} // Send is nil: a call would panic
 		begin := time.Now()
 		err = s.Ship(t.Context(), "42")
 		require.ErrorIs(t, err, relock.ErrLocked)
@@ -117,7 +107,7 @@ func TestTheOrderOfACrashedProcessIsShippedAfterItsTTL(t *testing.T) {
 		require.NoError(t, crashed.Close()) // nobody renews the lease any more
 
 		begin, shipped := time.Now(), time.Duration(0)
-		s := &Shipper{Locks: newLocks(t, server), Send: func(context.Context, string) error {
+		s := &Shipper{Locks: locktest.ClientOn(t, server), Send: func(context.Context, string) error {
 			shipped = time.Since(begin)
 			return nil
 		}}
@@ -130,7 +120,7 @@ func TestShipWhileRedisIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New()
 		var restore func()
-		s := &Shipper{Locks: newLocks(t, server), Send: func(ctx context.Context, _ string) error {
+		s := &Shipper{Locks: locktest.ClientOn(t, server), Send: func(ctx context.Context, _ string) error {
 			restore = server.Interrupt(errors.New("connection refused"))
 			<-ctx.Done()
 			return ctx.Err()
@@ -150,12 +140,14 @@ func TestShipWhileRedisIsAway(t *testing.T) {
 func TestAShutdownEndsTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New()
-		_, err := newLocks(t, server).NewLock("orders:42").Lock(t.Context())
+		other := locktest.ClientOn(t, server).NewLock("orders:42")
+		section, err := other.Lock(t.Context())
 		require.NoError(t, err)
+		defer other.Unlock(section)
 
 		told, tell := context.WithCancel(t.Context()) // signal.NotifyContext in a service
 		time.AfterFunc(time.Second, tell)
-		s := &Shipper{Locks: newLocks(t, server)}
+		s := &Shipper{Locks: locktest.ClientOn(t, server)}
 		begin := time.Now()
 		err = s.Ship(relock.WithStop(t.Context(), told), "42")
 		require.ErrorIs(t, err, context.Canceled)
@@ -171,7 +163,7 @@ func TestTheNextCandidateLeadsAfterALoss(t *testing.T) {
 		terms := make(chan string, 10)
 		var candidates sync.WaitGroup
 		for _, name := range []string{"one", "two"} {
-			lock := newLocks(t, server).NewLock("leader")
+			lock := locktest.ClientOn(t, server).NewLock("leader")
 			candidates.Go(func() {
 				_ = leader.Run(ctx, lock, func(ctx context.Context) error {
 					terms <- name
@@ -222,7 +214,7 @@ func Price(ctx context.Context, l relock.Locker) (price string, err error) {
 }
 
 func TestThePriceIsNewUnderTheLock(t *testing.T) {
-	price, err := Price(t.Context(), newLocks(t, mem.New()).NewLock("price"))
+	price, err := Price(t.Context(), locktest.Client(t).NewLock("price"))
 	require.NoError(t, err)
 	require.Equal(t, "new", price)
 }
