@@ -29,7 +29,8 @@ const (
 )
 
 // Option changes the behavior of locks. An option of [New] or [Open] is the default for all locks
-// of the client; an option of [Client.NewLock] holds for the one lock. Later options win over
+// of the client; an option of [Client.NewLock] holds for the one lock. Most services need no other
+// than [WithTTL], [WithOwner], [WithLogger], [WithHooks] and [WithMaxHold]. Later options win over
 // earlier options. [WithPrefix], [WithRestartDelay], [WithRedissonLayout] and [WithRedissonFencing]
 // are for New and [RedisStore] only. [WithOwner], [WithTTLRange] and [WithReleaseOnClose] are for
 // New and Open only. No option takes back [WithReplicaAcks], [WithAOFAcks] or [WithLocalReentry]: a

@@ -461,7 +461,18 @@ func TestACallThatHasNotEnteredReturnsAContextThatHasEnded(t *testing.T) {
 				ended, _, err := l.TryLockIf(ctx, "return true", nil)
 				return ended, err
 			},
-			"TryRLock":            rw.TryRLock,
+			"RLock": func(ctx context.Context) (context.Context, error) {
+				ctx, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				return rw.RLock(ctx)
+			},
+			"TryRLock":    rw.TryRLock,
+			"TryRLockFor": func(ctx context.Context) (context.Context, error) { return rw.TryRLockFor(ctx, time.Second) },
+			"Locks.Lock": func(ctx context.Context) (context.Context, error) {
+				ctx, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				return m.NewLocks([]string{"d", "a"}).Lock(ctx)
+			},
 			"TryLock of a writer": rw.TryLock,
 			"Locks.TryLock":       m.NewLocks([]string{"d", "a"}).TryLock,
 			"Locks.TryLockFor": func(ctx context.Context) (context.Context, error) {
