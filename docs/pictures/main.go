@@ -2,8 +2,8 @@
 //
 //	go run ./docs/pictures
 //
-// The sources stand beside the pictures. Of metrics.svg, a recording of 20 minutes of
-// examples/observability, the picture alone is kept.
+// The sources stand beside the pictures. Of metrics.svg, which Prometheus recorded from a
+// service with one incident, the picture alone is kept.
 package main
 
 import (
