@@ -22,10 +22,7 @@ import (
 func Borrowing(v *ticket.Verifier, lockOf func(request any) *relock.Lock) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		md, _ := metadata.FromIncomingContext(ctx)
-		signed, err := ticket.FromMetadata(md)
-		if err != nil {
-			return nil, status.Error(codes.Unauthenticated, err.Error())
-		}
+		signed, _ := ticket.FromMetadata(md) // without one Verify says so
 		t, err := v.Verify(signed)
 		if err != nil {
 			return nil, status.Error(codes.Unauthenticated, err.Error())
