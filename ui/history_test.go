@@ -3,6 +3,8 @@ package ui
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,6 +188,41 @@ func TestThePageReadsTheHistoryBehindAnEntry(t *testing.T) {
 }
 
 // The price of a hold with and without its line in the history: go test -bench History.
+// pipelines counts the round trips with several commands.
+type pipelines struct {
+	counting
+	sent *atomic.Int64
+}
+
+func (p pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		p.sent.Add(1)
+		return next(ctx, cmds)
+	}
+}
+
+// What the page of the module says of the cost of a hold.
+func TestAHoldInTheHistoryCostsOneEntryAndItsRoundTripIsShared(t *testing.T) {
+	const holds = 400
+	w := newWorld(t)
+	own := redis.NewClient(w.rdb.Options())
+	defer func() { _ = own.Close() }()
+	var sent atomic.Int64
+	own.AddHook(pipelines{counting{new(atomic.Int64)}, &sent})
+	h := &History{Redis: own}
+	c := w.client(relock.WithHooks(h.Hooks()))
+	begin := time.Now()
+	for range holds {
+		require.NoError(t, c.NewLock("orders:4711").Do(t.Context(), func(context.Context) error { return nil }))
+	}
+	require.NoError(t, c.Close())
+	require.NoError(t, h.Close())
+	require.LessOrEqual(t, sent.Load(), int64(time.Since(begin)/writeAfter)+2, "four a second, however many holds")
+	stats := w.rdb.Info(t.Context(), "commandstats").Val()
+	require.Contains(t, stats, fmt.Sprintf("cmdstat_xadd:calls=%d,", holds))
+	require.Less(t, w.rdb.MemoryUsage(t.Context(), "relock:history").Val()/holds, int64(300), "bytes an entry")
+}
+
 func BenchmarkAHoldWithAndWithoutHistory(b *testing.B) {
 	rdb := redis.NewClient(&redis.Options{Addr: redistest.Start(b).Addr()})
 	defer func() { _ = rdb.Close() }()

@@ -1,11 +1,13 @@
 package walls
 
 import (
+	"bytes"
 	"go/ast"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,6 +20,7 @@ const (
 	mostFiles   = 28  // of Go at the top, without tests
 	mostTests   = 4   // files of tests at the top
 	mostModules = 20
+	mostOfUI    = 1600 // lines of module ui without tests, page and style included
 )
 
 func TestTheRootShowsFewNames(t *testing.T) {
@@ -49,6 +52,24 @@ func TestTheRepositoryHasFewModules(t *testing.T) {
 		return nil
 	}))
 	require.LessOrEqual(t, len(modules), mostModules, modules)
+}
+
+func TestThePageIsSmall(t *testing.T) {
+	lines := 0
+	for _, pattern := range []string{"*.go", "page.*"} {
+		files, err := filepath.Glob(path.Join(root, "ui", pattern))
+		require.NoError(t, err)
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			lines += bytes.Count(text, []byte("\n"))
+		}
+	}
+	require.Greater(t, lines, mostOfUI/2)
+	require.LessOrEqual(t, lines, mostOfUI)
 }
 
 // exported returns the exported names of the root, and of them the methods of Lock.
