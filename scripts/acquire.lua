@@ -6,7 +6,7 @@
 -- Returns  {status, owner, remaining ms of its lease, arrival, position}, or the status alone:
 --          1  the hold has the lock, with a new lease; {1, hold, remaining}: had the lock before
 --          0  busy, and not queued: unwanted, or nothing hears the channel of the client here
---          2  busy, and queued
+--          2  busy, and queued; an arrival below 0 says that the place was lost, and is back
 --          3  only dead waiters so far: call again
 -- Idempotent because a hold that has the lock keeps its lease, and a waiter keeps its place.
 --
@@ -61,6 +61,7 @@ return each(#KEYS / 2, function(i)
     end
   elseif not call('ZSCORE', queue, member) then -- first, as ZADD needs memory
     call('ZADD', queue, arrival, member)
+    arrival = '-' .. arrival
   end
   position = position or call('ZRANK', queue, member)
   -- A waiter asks again within its own lease after the lease of the owner. The place outlives both.

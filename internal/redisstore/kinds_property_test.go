@@ -153,7 +153,8 @@ func (m *kindModel) acquire(h *kindHold, place string) acquireReply {
 		m.saw("circle")
 		return acquireReply{status: statusCircle, owner: string(m.queue[0].ID)}
 	}
-	return acquireReply{status: statusQueued, position: m.join(h, place)}
+	lost := place != newPlace && !slices.Contains(m.queue, h)
+	return acquireReply{status: statusQueued, position: m.join(h, place), lost: lost}
 }
 
 // kindOf completes the name of an event with the kind of a hold.
@@ -421,6 +422,7 @@ func TestKindsRandomCommandsNotice(t *testing.T) {
 		"the token of readers is new":                    {"tonumber(a.mode) and 0 or last(lock)", "0"},
 		"a place moves":                                  {"if not known then", "if true then"},
 		"an old arrival counts for nothing":              {"if arrival == '0' then", "if true then"},
+		"a lost place is not named":                      {"known or '-' .. arrival", "known or arrival"},
 		"acquire renews":                                 {"return {1, a.hold, ending - now}", "admit(lock, {a})\n return {1, a.hold, ending - now}"},
 		"renew shortens":                                 {"ending < now + a.ttl then", "true then"},
 		"renew leaves the key":                           {"    outlive(lock.base, a.ttl)\n", ""},
@@ -692,6 +694,7 @@ func (s *kindSequence) compareAcquire(h *kindHold, want acquireReply, reply any)
 		return
 	}
 	require.Equal(s, want.position, got.position)
+	require.Equal(s, want.lost, got.lost)
 	if s.joined != nil { // at a time that only the server knows
 		require.InDelta(s, s.now, got.number/1000, 2000)
 		h.arrival = got.number

@@ -74,6 +74,7 @@ func hashTag(key string) string {
 type nativeStore struct {
 	*redisStore
 	waited waited
+	looks  looks
 }
 
 var _ store.Listing = (*nativeStore)(nil)

@@ -55,7 +55,7 @@ func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
 		s.subs = subs.New(listening)
 		return redisson, nil
 	}
-	native := &nativeStore{redisStore: s}
+	native := &nativeStore{redisStore: s, looks: looks{of: make(map[crowd]look)}}
 	s.field, s.release = func(id store.ID) string { return string(id) }, native.Release
 	listening.Unheard = native.unheard
 	s.subs = subs.New(listening)

@@ -170,6 +170,7 @@ type acquireReply struct {
 	known     bool          // owner and remaining are
 	number    int64         // the arrival of a waiter, or the token of a hold
 	position  int           // number of earlier waiters in the queue
+	lost      bool          // the place of the waiter was lost, and is back
 }
 
 func parseAcquireReply(script *wire.Script, reply any) (r acquireReply, err error) {
@@ -187,7 +188,8 @@ func parseAcquireReply(script *wire.Script, reply any) (r acquireReply, err erro
 		ok = scan(reply, &r.status, &r.owner, &remaining, &r.number) && r.status == statusOurs && r.number >= 0
 	case 5:
 		ok = scan(reply, &r.status, &r.owner, &remaining, &r.number, &position) &&
-			r.status == statusQueued && r.number > 0 && position >= 0
+			r.status == statusQueued && r.number != 0 && position >= 0
+		r.lost, r.number = r.number < 0, max(r.number, -r.number)
 	}
 	if !ok {
 		return acquireReply{}, badReply(script, reply)

@@ -518,7 +518,7 @@ func (s *sequence) acquire(h *modelHold, place string) any {
 		}
 	}
 	l.queue = slices.Insert(l.queue, at, h)
-	return acquireReply{status: statusQueued, owner: l.owner.id, position: at}
+	return acquireReply{status: statusQueued, owner: l.owner.id, position: at, lost: place != newPlace}
 }
 
 // all is a call for one lock alone.

@@ -34,7 +34,8 @@ func TestQueue(t *testing.T) {
 		require.EqualValues(t, 1, r.forget(second))
 		again, err := r.acquire(second, minute, fmt.Sprint(got.number))
 		require.NoError(t, err)
-		again.remaining = got.remaining
+		require.True(t, again.lost)
+		again.remaining, again.lost = got.remaining, false
 		require.Equal(t, got, again)
 		require.Equal(t, []string{first, second, third}, r.waiters())
 	})

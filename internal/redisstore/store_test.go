@@ -241,28 +241,6 @@ func TestWaitEnds(t *testing.T) {
 	})
 }
 
-func TestRecheckAfter(t *testing.T) {
-	for _, c := range []struct {
-		ttl, remaining time.Duration
-		position       int
-		from, to       time.Duration
-	}{
-		{minute, time.Second, 0, time.Second, time.Second + 6*time.Millisecond},
-		{minute, time.Second, 3, time.Second, time.Second + 6*time.Millisecond},
-		{minute, time.Second, 4, time.Second, 21 * time.Second},
-		{minute, time.Hour, 0, minute, minute + 6*time.Millisecond},
-		{minute, time.Hour, 4, minute, minute + 20*time.Second},
-		{time.Second, time.Hour, 4, longRecheck, longRecheck + time.Second},
-		{time.Second, -time.Millisecond, 0, time.Second, time.Second + 6*time.Millisecond},
-		{time.Millisecond, 0, 9, 0, time.Millisecond},
-	} {
-		for range 100 {
-			d := recheckAfter(store.Claim{TTL: c.ttl}, acquireReply{remaining: c.remaining, position: c.position})
-			require.True(t, c.from <= d && d <= c.to, "%+v: %s", c, d)
-		}
-	}
-}
-
 func TestRedissonRecheck(t *testing.T) {
 	for _, c := range []struct{ ttl, remaining, want time.Duration }{
 		{minute, time.Second, time.Second},

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -25,6 +24,7 @@ type waiting struct {
 	unsure bool       // a command may run yet
 	queued bool       // the waiter may have a place in the queue
 	tries  int        // that did not find the node of a channel
+	due    bool       // the last sleep has lasted for its time
 }
 
 // fail returns the error of the call. Cleanup takes back the rest of the call.
@@ -72,10 +72,12 @@ func (w *waiting) listen(ctx context.Context, h *subs.Hub, t subs.Topic, id stri
 func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-chan subs.Note) (n subs.Note, err error) {
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
+	w.due = false
 	select {
 	case n = <-notes[0]:
 	case n = <-notes[1]:
 	case <-timer.C:
+		w.due = true
 	case <-ctx.Done():
 		select {
 		case n = <-notes[0]:
@@ -92,6 +94,20 @@ func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-c
 	return n, n.Err
 }
 
+// rest is sleep in turns with the other waiters of the store: see looker.
+func (w *waiting) rest(ctx context.Context, recheck time.Duration, notes [2]<-chan subs.Note, own *looker, limit time.Duration) (n subs.Note, err error) {
+	for {
+		if n, err = w.sleep(ctx, recheck, notes); !w.due {
+			return n, err
+		}
+		var answer acquireReply
+		if recheck, answer = own.rest(limit); recheck == 0 {
+			return n, err
+		}
+		w.progress(store.Progress{Busy: answer.busy(), Queued: true, Position: answer.position})
+	}
+}
+
 // Wait queues, and waits for the grant.
 //
 // Each claim with a place in the queue may be answered by a grant. A waiter that has asked more than
@@ -106,7 +122,9 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Claim, progress func(sto
 	w := waiting{progress: progress}
 	topic := s.topic(a)
 	listener := s.subs.Listening(topic, string(a.ID))
+	own := looker{looks: &s.looks, crowd: crowd{a.Name, a.TTL}}
 	defer func() {
+		own.leave()
 		if listener != nil {
 			listener.Close()
 		}
@@ -128,14 +146,19 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Claim, progress func(sto
 		case err != nil:
 			return store.Lease{}, w.fail(err)
 		case r.status == statusOurs:
+			if w.due {
+				own.took()
+			}
 			return s.keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked)
 		case r.status == statusQueued:
 			w.queued, arrival = true, strconv.FormatInt(r.number, 10)
+			own.note(a, r, answer)
 		case listener != nil: // nothing hears the channel on the node of the lock
+			own.leave()
 			listener.Suspect()
 		}
 		w.refused(r, w.queued)
-		recheck := recheckAfter(a, r)
+		recheck := leaseLeft(a, r) + turn(a, r)
 		if listener == nil {
 			if listener, err = w.listen(ctx, s.subs, topic, string(a.ID), recheck); err != nil {
 				return store.Lease{}, w.fail(err)
@@ -145,7 +168,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Claim, progress func(sto
 		if r.status == statusQueued && a.Kind == store.Mutex && !w.unsure {
 			p = s.waited.sleep(a)
 		}
-		n, err := w.sleep(ctx, recheck, [2]<-chan subs.Note{listener.C(), p.woken()})
+		n, err := w.rest(ctx, recheck, [2]<-chan subs.Note{listener.C(), p.woken()}, &own, takingLimit(a))
 		if s.waited.wake(p) { // also at the end of ctx
 			if s.giveBack(listener, topic, a.ID, n) {
 				p.lease.Sent = time.Time{} // the client confirms the lease before it begins
@@ -163,26 +186,4 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Claim, progress func(sto
 			return w.ours(store.Lease{Claim: a, Sent: answer.Sent, Run: s.waited.run(a, n.Payload)}), nil
 		}
 	}
-}
-
-const (
-	// promptWaiters is the number of queued waiters that ask again as soon as the lease of the
-	// owner should be over, so that a crashed owner costs little more than its lease. One is
-	// enough, so the other waiters take time.
-	promptWaiters = 4
-	// longRecheck is the longest part of an owner's lease that a waiter with a shorter lease waits
-	// out. The lock may have another owner by the end of longRecheck, with a shorter lease.
-	longRecheck = 10 * time.Second
-)
-
-// recheckAfter returns when a waiter asks again by itself: the owner's lease should be over.
-func recheckAfter(a store.Claim, r acquireReply) time.Duration {
-	d := min(r.remaining, max(a.TTL, longRecheck))
-	if d < 0 { // a foreign key without a lease
-		d = a.TTL
-	}
-	if r.position < promptWaiters {
-		return d + time.Millisecond + rand.N(5*time.Millisecond)
-	}
-	return d + rand.N(a.TTL/3+1)
 }

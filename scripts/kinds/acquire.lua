@@ -5,7 +5,7 @@
 -- Returns  {status, owner, remaining ms of its lease, arrival, position}, or the status alone:
 --          1  the hold has the lock, with a new lease; {1, hold, remaining}: had the lock before
 --          0  busy, and not queued: unwanted, or nothing hears the channel of the client here
---          2  busy, and queued
+--          2  busy, and queued; an arrival below 0 says that the place was lost, and is back
 --          3  only dead waiters or leases so far: call again
 --          4  {4, type}: the name is another kind of lock, or no lock
 --          5  {5, rival, remaining}: another upgrade, the rival, waits for the hold around this claim
@@ -85,7 +85,7 @@ return each(#KEYS / 4, function(i)
     if not known then
       call('ZADD', lock.queue, arrival, place)
     end
-    arrival = known or arrival
+    arrival = known or '-' .. arrival
   end
   position = position or call('ZRANK', lock.queue, place)
   -- A waiter asks again within its own lease after the lease of the owner. The place outlives both.

@@ -1,0 +1,161 @@
+package redisstore
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// When does a waiter ask again by itself, and when does the answer to another one serve it?
+
+func TestAWaiterAsksInItsTurnBehindTheLeaseOfTheOwner(t *testing.T) {
+	for _, c := range []struct {
+		ttl, remaining time.Duration
+		position       int
+		from, to       time.Duration
+	}{
+		{minute, time.Second, 0, time.Second, time.Second},
+		{minute, time.Second, 3, time.Second + 3*stagger, time.Second + 3*stagger},
+		{minute, time.Second, 100_000, time.Second, 21 * time.Second},
+		{minute, time.Hour, 0, minute, minute},
+		{time.Second, time.Hour, 1, longRecheck + stagger, longRecheck + stagger},
+		{time.Second, -time.Millisecond, 0, time.Second, time.Second},
+		{time.Millisecond, 0, 9, 0, time.Millisecond / 3},
+	} {
+		for range 100 {
+			a, r := store.Claim{TTL: c.ttl}, acquireReply{remaining: c.remaining, position: c.position}
+			d := leaseLeft(a, r) + turn(a, r) - time.Millisecond
+			require.True(t, c.from <= d && d <= c.to, "%+v: %s", c, d)
+		}
+	}
+}
+
+// crowded is a crowd of a test in fake time.
+type crowded struct {
+	*testing.T
+	looks
+}
+
+// ttl is the TTL of the waiters, and longest the time that each has for an answer.
+const ttl, longest = 30 * time.Second, 10 * time.Second
+
+func inCrowd(t *testing.T, test func(c *crowded)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(&crowded{t, looks{of: map[crowd]look{}}}) })
+}
+
+// waiter returns a waiter with an arrival, and the answer to its claim.
+func (c *crowded) waiter(arrival int64) *looker {
+	l := &looker{looks: &c.looks, crowd: crowd{"a", ttl}}
+	c.answer(l, arrival, false)
+	return l
+}
+
+// answer answers a waiter: the owner has a whole lease.
+func (c *crowded) answer(l *looker, arrival int64, lost bool) {
+	r := acquireReply{status: statusQueued, remaining: ttl, number: arrival, lost: lost}
+	l.note(store.Claim{TTL: ttl}, r, wire.Answer{Sent: time.Now()})
+}
+
+// rests returns how long a waiter rests.
+func rests(l *looker) time.Duration {
+	d, _ := l.rest(longest)
+	return d
+}
+
+func pass(d time.Duration) { <-time.After(d) }
+
+func TestTheAnswerToAWaiterServesThoseBehindIt(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		first, second, third := c.waiter(1), c.waiter(2), c.waiter(3)
+		pass(ttl)
+		require.Zero(t, rests(first))
+		for _, l := range []*looker{second, third} {
+			require.Equal(t, longest+time.Millisecond, rests(l), "for the answer to the first one")
+		}
+		pass(time.Second)
+		c.answer(first, 1, false)
+		d, answer := second.rest(longest)
+		require.Equal(t, ttl+time.Millisecond, d)
+		require.EqualValues(t, 1, answer.number)
+		pass(ttl + time.Millisecond)
+		require.Zero(t, rests(second), "the first one has not asked in its turn")
+		require.Equal(t, longest+time.Millisecond, rests(third))
+	})
+}
+
+// A waiter whose grant was lost with a message has no place, and others come behind it for ever.
+func TestTheAnswerToAWaiterServesNobodyInFrontOfIt(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		first := c.waiter(1)
+		pass(ttl)
+		for arrival := range int64(10) {
+			c.waiter(2 + arrival)
+			require.Zero(t, rests(first))
+			pass(ttl)
+		}
+	})
+}
+
+func TestAWaiterWithoutAnAnswerHoldsUpTheOthersForALimit(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		first, second := c.waiter(1), c.waiter(2)
+		pass(ttl)
+		require.Zero(t, rests(first))
+		pass(rests(second))
+		require.Zero(t, rests(second))
+	})
+}
+
+func TestEachWaiterAsksOnceWhenOneHasFoundItsPlaceLost(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		first, second, third := c.waiter(1), c.waiter(2), c.waiter(3)
+		pass(ttl)
+		require.Zero(t, rests(first))
+		c.answer(first, 1, true)
+		pass(time.Millisecond)
+		for arrival, l := range []*looker{second, third} {
+			require.Zero(t, rests(l))
+			c.answer(l, int64(2+arrival), true)
+			require.Positive(t, rests(l), "it has asked since")
+		}
+	})
+}
+
+func TestEachWaiterAsksOnceWhenOneHasTheLockWithoutAMessage(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		first, second := c.waiter(1), c.waiter(2)
+		pass(ttl)
+		require.Zero(t, rests(first))
+		first.took()
+		first.leave()
+		require.Zero(t, rests(second))
+	})
+}
+
+func TestAWaiterInsideOfAnotherHoldAsksForItselfAlone(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		inside := &looker{looks: &c.looks, crowd: crowd{"a", ttl}}
+		inside.note(store.Claim{TTL: ttl, With: "b"}, acquireReply{remaining: ttl, number: 1}, wire.Answer{Sent: time.Now()})
+		require.Zero(t, rests(inside))
+		require.Empty(t, c.of)
+	})
+}
+
+func TestNothingIsLeftOfACrowd(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		first, second := c.waiter(1), c.waiter(2)
+		c.answer(first, 1, false)
+		first.leave()
+		first.leave()
+		require.Len(t, c.of, 1)
+		require.Zero(t, rests(first), "it is in no crowd")
+		second.leave()
+		require.Empty(t, c.of)
+	})
+}
