@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -127,4 +129,24 @@ func TestACommandThatRunsTwiceOrThreeTimesDoesWhatItDoesOnce(t *testing.T) {
 			story(w, p, other, "a")
 		})
 	}
+}
+
+// The command is on its way while the client closes, and Redis has confirmed that nothing is left.
+func TestCloseForgetsOnceMoreWhatALateCommandMayTake(t *testing.T) {
+	w := stage.OnShared(t)
+	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = stage.Limit })
+	late := p.Faults.Once(w.Script(stage.LuaAcquire), redistest.Hold())
+	forgets := p.Faults.On(w.Script(stage.LuaForget), redistest.After(func([]string, string) {}))
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := w.Start(ctx, p.NewLock("a"))
+	late.WaitHits(t, 1)
+	cancel()
+	require.True(t, stage.IsDone(gone.Failure()))
+	forgets.WaitHits(t, 2) // so the first one was answered
+	closed := make(chan error, 1)
+	go func() { closed <- p.Close() }()
+	stage.SleepUntil(time.Now().Add(100 * time.Millisecond))
+	late.LetGo()
+	require.NoError(t, <-closed)
+	require.Zero(t, w.Plain.Exists(t.Context(), stage.BaseKey("a")).Val(), "for a lease")
 }
