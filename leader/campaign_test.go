@@ -3,6 +3,7 @@ package leader_test
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -99,6 +100,26 @@ func TestOneCandidateLeads(t *testing.T) {
 		require.ErrorIs(t, first.Err(), context.Canceled)
 		require.False(t, first.IsLeader())
 		require.True(t, second.IsLeader())
+	})
+}
+
+// Followers tell leaders apart by their holds.
+func TestALeaderDoesNotPassItsLockOn(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewPassing()
+		var all []*leader.Candidacy
+		for range 3 {
+			all = append(all, leader.Campaign(t.Context(), m.NewLock("a")))
+			stage.Settle()
+		}
+		for range all[1:] { // the second one is granted the lock with the third one behind it
+			owner := w.Owner("a")
+			led := slices.IndexFunc(all, (*leader.Candidacy).IsLeader)
+			all[led].Resign()
+			stage.Pass(time.Second)
+			require.Equal(t, 1, leaders(all...))
+			require.NotEqual(t, owner, w.Owner("a"))
+		}
 	})
 }
 
