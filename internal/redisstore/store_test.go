@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
@@ -239,6 +240,20 @@ func TestWaitEnds(t *testing.T) {
 			<-w.done
 		}
 	})
+}
+
+func TestAMessageAtTheEndOfAWaitCountsMoreThanTheEnd(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for i := range 100 { // which of the two is seen first is random
+		var notes [2]<-chan subs.Note
+		granted := make(chan subs.Note, 1)
+		granted <- subs.Note{Message: true}
+		notes[i%2] = granted
+		n, err := new(waiting).sleep(ended, minute, notes)
+		require.NoError(t, err)
+		require.True(t, n.Message)
+	}
 }
 
 func TestRedissonRecheck(t *testing.T) {
