@@ -16,9 +16,9 @@ import (
 // cleanup takes back all remains of unwanted claims in the store: the queue place of a waiter that
 // gave up, a late grant, a lock that a command takes after its caller has gone.
 //
-// A claim is forgotten until the store confirms it, and again at growing intervals for one lease, as
-// a command may run late. One goroutine works on all claims, many in a round trip, and ends with the
-// last claim.
+// A claim is forgotten until the store confirms it, and again at growing intervals for one lease,
+// as a command may run late. One goroutine works on all claims, many in a round trip, and ends with
+// the last claim.
 type cleanup struct {
 	client *Client
 	wake   chan struct{}
@@ -54,12 +54,13 @@ const (
 	// more, a new claim is left to the end of its lease: calls give up faster than a store that is
 	// silent forgets.
 	mostPending = 1 << 16
-	// oftenAtMost is how many unconfirmed claims are tried within longForget. When there are more, each
-	// is tried less often, but once in longestForget.
+	// oftenAtMost is how many unconfirmed claims are tried within longForget. When there are more,
+	// each is tried less often, but once in longestForget.
 	oftenAtMost   = 1024
 	longestForget = time.Minute
-	// mostRepeated is how many claims cleanup keeps to forget them again. When there are more, a claim
-	// that was forgotten twice is dropped: a crowd of calls that give up does not fill the memory.
+	// mostRepeated is how many claims cleanup keeps to forget them again. When there are more, a
+	// claim that was forgotten twice is dropped: a crowd of calls that give up does not fill the
+	// memory.
 	mostRepeated = 4096
 	// keepForgetting is the time beyond the lease for which cleanup retries an unconfirmed claim. A
 	// queue place may last longer still: a grant to such a place goes on to the next waiter, or

@@ -119,8 +119,8 @@ func (s *search) hide(ctx context.Context) {
 }
 
 // look shows the wait, looks for a circle, and returns the error of the call if it has to end: a
-// circle was seen twice, and the call is the youngest in it. A call may outlive a section around it,
-// whose ID the next hold of a run has.
+// circle was seen twice, and the call is the youngest in it. A call may outlive a section around
+// it, whose ID the next hold of a run has.
 func (s *search) look(ctx context.Context) error {
 	holds := openHolds(s.inner, s.home)
 	if len(holds) < len(s.me.Holds) {

@@ -122,8 +122,8 @@ func notEntered(err error) error { return &notEnteredError{err} }
 func (e *notEnteredError) Is(target error) bool { return target == ErrNotEntered }
 func (e *notEnteredError) Unwrap() error        { return e.error }
 
-// enteredError is the error of a Do that has run its function. It hides the ErrNotEntered of another
-// Do inside, and so has no Unwrap.
+// enteredError is the error of a Do that has run its function. It hides the ErrNotEntered of
+// another Do inside, and so has no Unwrap.
 type enteredError struct{ error }
 
 func (e *enteredError) Is(target error) bool {

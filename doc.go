@@ -61,9 +61,9 @@
 //     one message tells the waiter. A waiter asks by itself only when the lease of the owner should
 //     be over, or when its connection was made anew.
 //   - A message also names the waiters that stand directly behind the first one, if they are of the
-//     same client and have the same TTL and [WithLockDelay]: 63 at most. Unlock then hands the lock to
-//     the next of them inside the process, in the order of the queue. The store sees one hold, from
-//     the grant to the Unlock of the last of these waiters.
+//     same client and have the same TTL and [WithLockDelay]: 63 at most. Unlock then hands the lock
+//     to the next of them inside the process, in the order of the queue. The store sees one hold,
+//     from the grant to the Unlock of the last of these waiters.
 //   - The store frees, keeps or refuses a lock by the hold alone. A count that a lost reply has
 //     made wrong is right again with the next entry, exit or renewal.
 //   - An Unlock, or any other command that arrives late or twice, ends no other hold and no outer
@@ -86,7 +86,8 @@
 //   - A process stands still. A pause of the runtime or of the machine can be longer than the
 //     lease. The context of a lost section ends when the process runs again, and a write in flight
 //     is not called back. The monotonic clock of a suspended machine may stand still too: then the
-//     wall clock ends the lease. [Lock.Held] is false at once, and the context ends within a second.
+//     wall clock ends the lease. [Lock.Held] is false at once, and the context ends within a
+//     second.
 //   - The clock of the server is set. Forward, leases end early; back, a lease that nobody renews
 //     or releases lasts longer, and waiters that queue later may come first.
 //   - An operator uses [Lock.ForceUnlock]. A message ends the holder's section in milliseconds;
@@ -123,8 +124,8 @@
 // that waits for longer than a second inside a section looks for such a circle, across processes.
 // In a circle, the call that began to wait last returns a [*DeadlockError]. The search sees the
 // sections of the Client of each call, and so no circle through the sections of two Clients in one
-// process. A wait for one of several permits is no part of a circle, as any of them may become free.
-// A quorum and Redisson's layout have no such search.
+// process. A wait for one of several permits is no part of a circle, as any of them may become
+// free. A quorum and Redisson's layout have no such search.
 //
 // # State of a hold
 //
@@ -171,8 +172,8 @@
 //	deadline = sent + TTL - margin
 //
 // A hold is also over when the wall clock of its process has passed the deadline, as the monotonic
-// clock of a suspended machine may stand still. So a wall clock that is set ahead ends leases early.
-// A wall clock that is set back changes nothing.
+// clock of a suspended machine may stand still. So a wall clock that is set ahead ends leases
+// early. A wall clock that is set back changes nothing.
 //
 // sent is the time just before the command that set the lease was sent. Redis counts the TTL from
 // the moment when it runs the command, which is later, so the deadline comes before the end of the
@@ -243,11 +244,11 @@
 //	                                  connected, the grant costs one TTL.
 //	the pub/sub connection is lost    It is made again, and every waiter asks and keeps its place.
 //	the hold is gone from the store   The context ends at the next renewal, nested Lock or Unlock.
-//	ctx is done during a wait         Lock returns at once; its place is taken back in the background.
+//	ctx is done during a wait         Lock returns at once; its place is taken back later.
 //	ctx is done in a section          The section's context ends with it. Unlock works.
 //	Unlock is forgotten               When the garbage collector finds the context, the leak is
-//	                                  reported (logger, Hooks.Leaked), and the lease runs out. A child
-//	                                  context that is still alive keeps the leak from being found.
+//	                                  reported (logger, Hooks.Leaked), and the lease runs out. A
+//	                                  child context that is alive keeps the leak from being found.
 //	the service shuts down            With WithStop waits end, and sections go on to their end.
 //	the client is closed              Waits and contexts end with ErrClosed. Unlock works.
 //

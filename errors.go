@@ -24,10 +24,10 @@ var (
 	// the caller's place in the queue back in the background.
 	ErrLocked = errors.New("relock: locked by another holder")
 
-	// ErrNotEntered reports a Do or DoFor that did not get the lock, and so has not run its function.
-	// ErrNotEntered goes together with the reason. The error of another Do does not count, if the
-	// function called the other Do and returned its error. Lock and TryLock need no such mark: each
-	// of their errors says so.
+	// ErrNotEntered reports a Do or DoFor that did not get the lock, and so has not run its
+	// function. ErrNotEntered goes together with the reason. The error of another Do does not
+	// count, if the function called the other Do and returned its error. Lock and TryLock need no
+	// such mark: each of their errors says so.
 	ErrNotEntered = errors.New("relock: not entered")
 
 	// ErrNotHeld reports a context inside no open entry of this lock: the lock was never locked

@@ -24,8 +24,8 @@ const abreast = 16
 
 // List returns the locks that somebody has or waits for, in all processes, by name: of the whole
 // store (in Redis, of [WithPrefix]), and of the names that match accepts; nil accepts all. List is
-// for operators, as [Lock.State] is, and changes nothing. A lock that comes or goes meanwhile may be
-// missing. List searches all that the store has (in Redis by SCAN on every master, which serves
+// for operators, as [Lock.State] is, and changes nothing. A lock that comes or goes meanwhile may
+// be missing. List searches all that the store has (in Redis by SCAN on every master, which serves
 // others in between), and then takes a round trip for each lock. It works after [Client.Close] too.
 //
 // Errors: [errors.ErrUnsupported] with [WithRedissonLayout] and with a store that is no

@@ -153,8 +153,8 @@ func WithRedissonLayout() Option {
 }
 
 // WithRedissonFencing is [WithRedissonLayout] for locks that are the same as Redisson's
-// getFencedLock: with a fencing token that grows across Go and Java. All clients of a name must agree
-// on fencing: without it, no token is counted.
+// getFencedLock: with a fencing token that grows across Go and Java. All clients of a name must
+// agree on fencing: without it, no token is counted.
 //
 // Redis draws the token with the first entry of a hold, as Redisson does. The token never goes back
 // as long as Redis keeps its key, which has no TTL and stays when nobody uses the lock any more. If

@@ -8,8 +8,8 @@ import (
 
 // This file passes a lease on within the process. A grant of the store may serve several waits of
 // this client, which stand directly behind each other in the queue (store.Passing). The last Unlock
-// of a hold gives its lease to the next wait, without a command. The store sees one hold with the ID
-// of the first wait, until the last wait's hold releases the lock.
+// of a hold gives its lease to the next wait, without a command. The store sees one hold with the
+// ID of the first wait, until the last wait's hold releases the lock.
 
 // passing is the part of a hold that decides whether its lease is passed on.
 type passing struct {

@@ -96,8 +96,8 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 }
 
 // leaveInner sends the new count to the store. If the store does not confirm, the watchdog sends
-// the count again. If the last entry was left meanwhile, its Unlock has freed the lock or has passed
-// the lock on, and leaveInner sends nothing.
+// the count again. If the last entry was left meanwhile, its Unlock has freed the lock or has
+// passed the lock on, and leaveInner sends nothing.
 func (h *hold) leaveInner(ctx context.Context) error {
 	if h.localReentry {
 		return nil

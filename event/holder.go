@@ -8,9 +8,9 @@ import (
 
 // Holder is the identity of one chain of calls, such as one request: the call outside of all
 // sections, and the calls inside its sections. All holds of a chain are named after its holder, so
-// that refusals, logs and relock.State tell one story. A Holder decides nothing: a call enters a lock
-// again because its context is inside an open section of that lock. The zero Holder is no holder.
-// It is "<client ID>:<number>".
+// that refusals, logs and relock.State tell one story. A Holder decides nothing: a call enters a
+// lock again because its context is inside an open section of that lock. The zero Holder is no
+// holder. It is "<client ID>:<number>".
 type Holder string
 
 // String returns the holder as shown by errors and logs: the ID of its client, and a number. A

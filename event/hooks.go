@@ -20,8 +20,8 @@ import (
 // before.
 //
 // The goroutine of a call calls Trace. The other hooks may run when the call has returned, and its
-// caller may use the Context of the events again, as handlers of gin do: ask a Context for values in
-// Trace only.
+// caller may use the Context of the events again, as handlers of gin do: ask a Context for values
+// in Trace only.
 //
 // The lock name is in every event of a lock. The name is rarely fit for a metric label: map the
 // name to a bounded set first.
@@ -30,8 +30,8 @@ type Hooks struct {
 	AcquireStarted func(AcquireStarted)
 	// AcquireFinished is called when Lock, TryLock or TryLockFor returns, whatever the outcome.
 	AcquireFinished func(AcquireFinished)
-	// Queued is called when a waiter has joined the queue of the lock; with WithRedissonLayout, when
-	// the waiter begins to wait.
+	// Queued is called when a waiter has joined the queue of the lock; with WithRedissonLayout,
+	// when the waiter begins to wait.
 	Queued func(Queued)
 	// Released is called when the last entry of a hold was left with Unlock.
 	Released func(Released)

@@ -15,10 +15,10 @@ import (
 // Another process takes over when the leader ends, crashes, or loses the lock.
 //
 // Run campaigns, as [relock.Lock.Lock] waits for the lock, and runs fn with the section's context.
-// If the lock is lost, that context ends. When fn has returned then, Run drops the result of fn, and
-// campaigns again, behind those that wait already. If the lock cannot be had for a passing reason
-// ([relock.ErrUnavailable], [relock.ErrNotReplicated]), Run says so to the logger and the hooks of
-// the client, and campaigns again after a third of the TTL.
+// If the lock is lost, that context ends. When fn has returned then, Run drops the result of fn,
+// and campaigns again, behind those that wait already. If the lock cannot be had for a passing
+// reason ([relock.ErrUnavailable], [relock.ErrNotReplicated]), Run says so to the logger and the
+// hooks of the client, and campaigns again after a third of the TTL.
 //
 // Run returns:
 //   - when fn has returned, and its context was not ended by a loss. The error is that of
@@ -26,8 +26,8 @@ import (
 //     process; a leader that shall go on logs errors, and returns when its context is done.
 //   - when ctx is done. A running fn is waited for. The error is that of Lock or Do.
 //   - when the lock cannot be had for another reason, with the error of Lock: [relock.ErrInvalid],
-//     [relock.ErrClosed], [relock.ErrKind], [relock.ErrDeadlock], [relock.ErrQueueFull], the stop of
-//     [relock.WithStop], an error of the store that a retry would not change, or the loss of a
+//     [relock.ErrClosed], [relock.ErrKind], [relock.ErrDeadlock], [relock.ErrQueueFull], the stop
+//     of [relock.WithStop], an error of the store that a retry would not change, or the loss of a
 //     section of this lock around ctx.
 //
 // When Run has returned, this process has left the lock, or its lease runs out as after an Unlock
@@ -35,8 +35,9 @@ import (
 //
 // A loss that only Unlock finds is an error, too: fn had come to its end by itself. The error
 // matches [relock.ErrNotEntered] if fn has not run since the last campaign began; fn may have run
-// before. A panic of fn unlocks, and goes on. [relock.WithMaxHold] makes the leadership change hands
-// after a time. The events of a hold of Run have Leader set, as a long hold is no fault there.
+// before. A panic of fn unlocks, and goes on. [relock.WithMaxHold] makes the leadership change
+// hands after a time. The events of a hold of Run have Leader set, as a long hold is no fault
+// there.
 func Run(ctx context.Context, lock *relock.Lock, fn func(ctx context.Context) error) error {
 	c := newCandidate(lock)
 	since := time.Now()

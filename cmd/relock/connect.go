@@ -178,7 +178,8 @@ func (c *connection) redact(message string) string {
 		}
 		password, _ := u.User.Password()
 		for _, secret := range []string{password, u.Query().Get("password")} {
-			// A very short secret occurs in ordinary words. The expression above hides that of a URL.
+			// A very short secret occurs in ordinary words. The expression above hides that of a
+			// URL.
 			if len(secret) > 2 {
 				message = strings.NewReplacer(secret, "***", url.QueryEscape(secret), "***", url.PathEscape(secret), "***").Replace(message)
 			}

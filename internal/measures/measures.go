@@ -92,7 +92,8 @@ var Details = Bounds{
 	Depths:     []float64{1, 2, 3, 4, 5, 8, 16, 32, 64},
 }
 
-// The label values that are known before anything happens. With details their counters begin with 0.
+// The label values that are known before anything happens. With details their counters begin with
+// 0.
 var (
 	Outcomes = []event.Outcome{
 		event.OutcomeAcquired, event.OutcomeLocked, event.OutcomeCanceled, event.OutcomeClosed, event.OutcomeLost,

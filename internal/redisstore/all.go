@@ -111,8 +111,8 @@ func (s *nativeStore) checkAll(claims []store.Claim) error {
 	return nil
 }
 
-// inOneCall makes the call of a script for all claims. The holds are a part of the arguments that no
-// other call has, so the claims have a script call of their own.
+// inOneCall makes the call of a script for all claims. The holds are a part of the arguments that
+// no other call has, so the claims have a script call of their own.
 func inOneCall(script *wire.Script, common []any, claims []store.Claim) *wire.Call {
 	c := &wire.Call{
 		Script: script, Common: slices.Grow(slices.Clone(common), len(claims)),

@@ -187,8 +187,9 @@ func literally(s string) string { return special.ReplaceAllString(s, `\$0`) }
 
 var special = regexp.MustCompile(`[][*?\\^-]`)
 
-// lockBehind returns the base key of the lock with a key, and the kind that the lock probably has. A
-// lock shows a holder in its base key, which is a hash for mutexes alone, and waiters in its queue.
+// lockBehind returns the base key of the lock with a key, and the kind that the lock probably has.
+// A lock shows a holder in its base key, which is a hash for mutexes alone, and waiters in its
+// queue.
 func lockBehind(key, keyType string) (base string, kind store.Kind) {
 	if keyType == "hash" {
 		return key, store.Mutex
@@ -204,8 +205,8 @@ func lockBehind(key, keyType string) (base string, kind store.Kind) {
 	return key, store.ReadWrite
 }
 
-// nameBehind returns the shortest name of the lock with a base key; false if no lock has the key, as
-// it is a token, a limit, or no key of relock.
+// nameBehind returns the shortest name of the lock with a base key; false if no lock has the key,
+// as it is a token, a limit, or no key of relock.
 func nameBehind(prefix, base string) (name string, is bool) {
 	rest, is := strings.CutPrefix(base, prefix)
 	inner := strings.TrimSuffix(strings.TrimPrefix(rest, "{"), "}")

@@ -19,8 +19,8 @@ import (
 // wake each other. The facts are in testdata. A lock has no queue: a message reports a
 // free lock, and the first to ask gets the lock.
 //
-// In Redis a hold is <client>:<number>, like a thread of Java: the ID without its middle number, and
-// without random digits. Busy and State show this field.
+// In Redis a hold is <client>:<number>, like a thread of Java: the ID without its middle number,
+// and without random digits. Busy and State show this field.
 type redissonStore struct {
 	*redisStore
 	fenced  bool // a token is counted up with each new hold

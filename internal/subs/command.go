@@ -59,9 +59,9 @@ func batch(verb string, subs []*subscription, now time.Time) (commands []*comman
 
 // After the end of a connection, go-redis connects again before a command or Receive returns:
 // silently, perhaps to the node that has just died, with a mutex held that Close needs, and with a
-// command for all channels, whose answers look like those of commands of the link. A context that is
-// done keeps go-redis from connecting, and from nothing else. Another go-redis may refuse the context
-// at once: it is strict, and gets a context that is not done.
+// command for all channels, whose answers look like those of commands of the link. A context that
+// is done keeps go-redis from connecting, and from nothing else. Another go-redis may refuse the
+// context at once: it is strict, and gets a context that is not done.
 
 // send writes the command. After an error the connection is of no use any more.
 func (c *command) send(ctx context.Context, ps *redis.PubSub) error {

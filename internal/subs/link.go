@@ -20,7 +20,8 @@ const (
 	// lingerFor is how long a subscription without listeners is kept.
 	lingerFor = 2 * time.Second
 	// pingEvery is how long a connection may be silent before a PING, and how long an answer may
-	// take, both to the nearest tick. A dead connection (no FIN, no RST) goes unnoticed for the sum.
+	// take, both to the nearest tick. A dead connection (no FIN, no RST) goes unnoticed for the
+	// sum.
 	pingEvery = 2 * time.Second
 	// tick is how often a link looks for subscriptions without listeners, and for silence.
 	tick = 500 * time.Millisecond
@@ -296,8 +297,8 @@ func (l *link) plan(now time.Time) ([]*command, error) {
 	return commands, nil
 }
 
-// isLong says that a silence has lasted for pingEvery. Of two ticks the nearer one counts, so that a
-// tick that is a little early does not cost a whole one.
+// isLong says that a silence has lasted for pingEvery. Of two ticks the nearer one counts, so that
+// a tick that is a little early does not cost a whole one.
 func isLong(silence time.Duration) bool { return silence >= pingEvery-tick/2 }
 
 // hasTwinLocked says that UNSUBSCRIBE for s would end another subscription, too. If pub/sub is not

@@ -20,8 +20,9 @@ const (
 	maxUnits = 64
 	// maxOpen bounds the search for a script call with room for another unit.
 	maxOpen = 8
-	// maxBatch is how many calls of each kind a send takes out of the queue. A send of them all would
-	// make every answer late, and then wake all callers at once, with the renewals behind them.
+	// maxBatch is how many calls of each kind a send takes out of the queue. A send of them all
+	// would make every answer late, and then wake all callers at once, with the renewals behind
+	// them.
 	maxBatch = 256
 	// maxQueued is how long calls queue while no send ends, so that a hanging connection holds up
 	// nobody else. A round trip to a server nearby is much shorter, a lease much longer.

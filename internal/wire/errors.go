@@ -71,7 +71,8 @@ var lastingCodes = map[string]bool{
 }
 
 // lastingTexts are parts of error replies without a code of their own, which last like
-// lastingCodes: those of a script, and of commands, options and users that the server does not have.
+// lastingCodes: those of a script, and of commands, options and users that the server does not
+// have.
 var lastingTexts = []string{
 	"user_script", "Error running script", "Error compiling script", "can't run this command",
 	"unknown command", "unknown subcommand", "unsupported command", "not supported", "not allowed",
@@ -134,8 +135,8 @@ func judgeReply(reply redis.Error) verdict {
 	}
 }
 
-// isOfCertificates reports whether one end of TLS refuses the certificate of the other, or the other
-// end does not speak TLS.
+// isOfCertificates reports whether one end of TLS refuses the certificate of the other, or the
+// other end does not speak TLS.
 func isOfCertificates(err error) bool {
 	var op *net.OpError
 	return errors.As(err, new(*tls.CertificateVerificationError)) || errors.As(err, new(tls.RecordHeaderError)) ||

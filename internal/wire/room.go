@@ -5,9 +5,9 @@ import "sync"
 // slot is the right to use a connection of the pool, which the end of the send gives back.
 type slot interface{ leave() }
 
-// rooms limits the calls that are sent each by itself, and the renewals that wait for confirmations,
-// as the batcher limits the batches: a pool has a connection left for other renewals. Each node of a
-// cluster has a pool, and so a room.
+// rooms limits the calls that are sent each by itself, and the renewals that wait for
+// confirmations, as the batcher limits the batches: a pool has a connection left for other
+// renewals. Each node of a cluster has a pool, and so a room.
 type rooms struct {
 	limit int      // of calls in a room
 	of    sync.Map // a *room, by node
@@ -56,8 +56,8 @@ func (w *Wire) enterRoom(f *flight) slot {
 	}
 }
 
-// mostRooms is the number of rooms beyond which the empty ones are dropped: the address of a node is
-// new with each restart of its pod.
+// mostRooms is the number of rooms beyond which the empty ones are dropped: the address of a node
+// is new with each restart of its pod.
 const mostRooms = 64
 
 // at returns the room of a node. A call that has a room which is dropped just now goes on with it.

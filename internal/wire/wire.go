@@ -99,8 +99,8 @@ type Call struct {
 	// Patience is how long one attempt may take, from its send. Do then gives the attempt up and
 	// sends the next one, while the first one may still run. 0: as long as go-redis waits.
 	Patience time.Duration
-	// Yields says that the call is about no hold yet: in a queue it is sent behind the calls that do
-	// not yield.
+	// Yields says that the call is about no hold yet: in a queue it is sent behind the calls that
+	// do not yield.
 	Yields bool
 	// Migrating serves a call with two keys in a migrating slot. nil: the call is sent again.
 	Migrating *Migrating
@@ -123,8 +123,8 @@ type Migrating struct {
 type Answer struct {
 	Reply any // of the unit
 	Acked int // servers that have confirmed, up to Acks.Wanted
-	// Sent is a time just before the answered attempt was sent, behind its time in a queue; after an
-	// error, the last attempt.
+	// Sent is a time just before the answered attempt was sent, behind its time in a queue; after
+	// an error, the last attempt.
 	Sent time.Time
 	// First is a time just before the first attempt with an unknown end was sent; otherwise Sent.
 	First time.Time
@@ -136,9 +136,9 @@ type Answer struct {
 // as soon as ctx is done, also while Redis is silent. Between attempts Do waits for a [Pause]. The
 // Answer counts also with an error.
 //
-// Errors: a refusal, see [Refused]; after all tries the last error, marked with [attempts.ErrUnavailable];
-// the end of ctx, with its cause and the error of the last attempt, marked with ErrUnavailable if
-// that attempt has found no server that serves.
+// Errors: a refusal, see [Refused]; after all tries the last error, marked with
+// [attempts.ErrUnavailable]; the end of ctx, with its cause and the error of the last attempt,
+// marked with ErrUnavailable if that attempt has found no server that serves.
 func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 	p := progress{fewest: math.MaxInt}
 	for ctx.Err() == nil {
