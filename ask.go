@@ -56,12 +56,12 @@ func (l *Lock) Wanted(ctx context.Context) <-chan struct{} {
 	}
 	h, t := e.hold, &c.table
 	t.mu.Lock()
-	w := t.wanted[h]
+	w := t.hearing[h]
 	if w == nil && h.state == held && !t.closed && !h.isLoan() {
-		if w = (&want{c: make(chan struct{})}); t.wanted == nil {
-			t.wanted = make(map[*hold]*want)
+		if w = (&listener{c: make(chan struct{})}); t.hearing == nil {
+			t.hearing = make(map[*hold]*listener)
 		}
-		t.wanted[h] = w
+		t.hearing[h] = w
 	}
 	t.mu.Unlock()
 	if w == nil {
@@ -71,8 +71,9 @@ func (l *Lock) Wanted(ctx context.Context) <-chan struct{} {
 	return w.c
 }
 
-// want is what a hold that listens has heard. It is no part of a hold, as few holds listen.
-type want struct {
+// listener is what a hold that listens has heard. A listener is no part of a hold, as few holds
+// listen.
+type listener struct {
 	c     chan struct{}
 	heard bool // c is closed
 }
@@ -89,7 +90,7 @@ func (c *Client) hearAsks() {
 	defer c.asks.mu.Unlock()
 	t := &c.table
 	t.mu.Lock()
-	need := len(t.wanted) > 0 && !t.closed
+	need := len(t.hearing) > 0 && !t.closed
 	t.mu.Unlock()
 	switch {
 	case need && c.asks.stop == nil:
@@ -106,7 +107,7 @@ func (c *Client) asked(id store.ID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := c.findLocked(id)
-	if w := t.wanted[h]; w != nil && h.state == held && !w.heard {
+	if w := t.hearing[h]; w != nil && h.state == held && !w.heard {
 		w.heard = true
 		close(w.c)
 		if hook := h.hooks.Wanted; hook != nil {
@@ -116,13 +117,13 @@ func (c *Client) asked(id store.ID) {
 	}
 }
 
-// unwantLocked forgets the channel of a hold that has ended. Nobody closes it any more.
-func (t *table) unwantLocked(h *hold) {
-	if t.wanted[h] == nil {
+// stopHearingLocked forgets the channel of a hold that has ended. Nobody closes it any more.
+func (t *table) stopHearingLocked(h *hold) {
+	if t.hearing[h] == nil {
 		return
 	}
-	delete(t.wanted, h)
-	if len(t.wanted) == 0 {
+	delete(t.hearing, h)
+	if len(t.hearing) == 0 {
 		h.client.group.Go(h.client.hearAsks)
 	}
 }

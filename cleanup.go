@@ -13,7 +13,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// cleanup takes back all remains of unwanted claims in the store: the queue place of a waiter that
+// cleanup takes back all remains of orphan claims in the store: the queue place of a waiter that
 // gave up, a late grant, a lock that a command takes after its caller has gone.
 //
 // A claim is forgotten until the store confirms it, and again at growing intervals for one lease,
@@ -24,14 +24,14 @@ type cleanup struct {
 	wake   chan struct{}
 
 	mu      sync.Mutex
-	pending timers.Heap[*unwanted]
+	pending timers.Heap[*orphan]
 	last    []store.Claim // confirmed when the client was closed
 	running bool
 }
 
-// unwanted is a claim without a caller.
-type unwanted struct {
-	item      timers.Item[*unwanted]
+// orphan is a claim without a caller.
+type orphan struct {
+	item      timers.Item[*orphan]
 	claim     store.Claim
 	name      string       // of the lock, as its user knows it
 	logger    *slog.Logger // of the lock
@@ -92,7 +92,7 @@ func (u *cleanup) addAfter(delay time.Duration, h *hold, claim store.Claim, long
 		}
 		return
 	}
-	w := &unwanted{
+	w := &orphan{
 		claim: claim, name: h.name, logger: h.logger, delayed: delay > 0,
 		until: now.Add(delay + claim.Kept(max(longest, claim.TTL))),
 	}
@@ -148,7 +148,7 @@ func (u *cleanup) run() {
 
 // due takes out a batch of claims to try now. due returns the time of the next attempt too, and
 // whether any claim is left.
-func (u *cleanup) due(now time.Time) (due []*unwanted, next time.Time, more bool) {
+func (u *cleanup) due(now time.Time) (due []*orphan, next time.Time, more bool) {
 	t := &u.client.table
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -179,13 +179,13 @@ func (u *cleanup) hurry(now time.Time) {
 }
 
 // pushLocked has a claim tried at a time.
-func (u *cleanup) pushLocked(w *unwanted, next time.Time) {
+func (u *cleanup) pushLocked(w *orphan, next time.Time) {
 	w.next = next
 	u.pending.Set(&w.item, u.client.table.at(next))
 }
 
 // forget tries a batch, keeps unfinished claims, and says whether the store has confirmed any.
-func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
+func (u *cleanup) forget(batch []*orphan, closing time.Time) (answered bool) {
 	life, end := u.client.life, time.Now().Add(forgetLimit)
 	if !closing.IsZero() {
 		life, end = context.Background(), closing
@@ -268,7 +268,7 @@ func (u *cleanup) stop(giveUp bool) bool {
 	if u.pending.Len() > 0 && !giveUp {
 		return false
 	}
-	u.pending, u.running = timers.Heap[*unwanted]{}, false
+	u.pending, u.running = timers.Heap[*orphan]{}, false
 	return true
 }
 

@@ -81,7 +81,7 @@ func (h *hold) reasonLocked() event.LossReason {
 	switch {
 	case h.isLongestLocked(h.lease.Until()):
 		return event.LossMaxHold
-	case h.client.table.closed, h.client.table.isWantedLocked(h):
+	case h.client.table.closed, h.client.table.isWorkedInLocked(h):
 		return event.LossExpired
 	case h.leaked:
 		return event.LossLeaked
@@ -150,7 +150,7 @@ func (t *table) finishLocked(h *hold, end error) {
 	h.state, h.end = over, end
 	t.removeLocked(h)
 	t.foundLocked(h)
-	t.unwantLocked(h)
+	t.stopHearingLocked(h)
 	t.stepDownLocked(h)
 	if reader := h.around; reader != nil && reader.isReader() { // which sees what this writer has written
 		reader.token = 0

@@ -24,7 +24,7 @@ type entry struct {
 
 	// Guarded by the table's mutex.
 	left   bool // Unlock was called, or the context was dropped
-	wanted bool // the context had not ended when Unlock was called
+	worked bool // the context had not ended when Unlock was called
 }
 
 // section is the context that Lock returns.
@@ -112,7 +112,7 @@ func (e *entry) close() bool {
 		t.mu.Unlock()
 		return false
 	}
-	e.left, e.wanted = true, e.ctx.Err() == nil
+	e.left, e.worked = true, e.ctx.Err() == nil
 	t.mu.Unlock()
 	e.cancel(ErrReleased)
 	e.cleanup.Stop()
@@ -181,7 +181,7 @@ func (e *entry) isEndedByUnlock() bool {
 	t := &e.hold.client.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return e.left && e.wanted
+	return e.left && e.worked
 }
 
 // WithSection returns a context like ctx for calls inside section, a context of Lock. WithSection
@@ -218,11 +218,11 @@ func (h *hold) dropLocked(e *entry) {
 	h.entries = slices.Delete(h.entries, i, i+1)
 }
 
-// isWantedLocked says whether anybody still works in a section of h, or has worked there until the
-// Unlock that is about to take the entry out of h.
-func (t *table) isWantedLocked(h *hold) bool {
+// isWorkedInLocked says whether anybody still works in a section of h, or has worked there until
+// the Unlock that is about to take the entry out of h.
+func (t *table) isWorkedInLocked(h *hold) bool {
 	for _, e := range h.entries {
-		if e.wanted || e.ctx.Err() == nil {
+		if e.worked || e.ctx.Err() == nil {
 			return true
 		}
 	}

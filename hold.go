@@ -69,13 +69,13 @@ type table struct {
 	start time.Time                    // the heap counts from here
 	wall  func(at time.Time) time.Time // the wall clock's reading in at; tests set that clock
 
-	mu     sync.Mutex
-	closed bool
-	holds  map[string]*hold   // that are held, leaving, or have just passed their lease on, by numberOf
-	leases timers.Heap[*hold] // of the same holds, by the time when the watchdog looks at them next
-	lines  map[string]*line   // by the store's name of the lock
-	leaks  []*entry           // to be reported now
-	wanted map[*hold]*want    // of the holds that listen for asks; nil: there was none
+	mu      sync.Mutex
+	closed  bool
+	holds   map[string]*hold    // that are held, leaving, or have just passed their lease on, by numberOf
+	leases  timers.Heap[*hold]  // of the same holds, by the time when the watchdog looks at them next
+	lines   map[string]*line    // by the store's name of the lock
+	leaks   []*entry            // to be reported now
+	hearing map[*hold]*listener // of the holds that listen for asks; nil: there was none
 
 	generation int32 // counts calls of nextGenerationLocked
 	survivors  int   // the holds of earlier generations

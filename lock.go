@@ -492,7 +492,7 @@ func (l *Lock) Unlock(ctx context.Context) error {
 }
 
 func (l *Lock) unlocked(e *entry, err error) error {
-	if cause := context.Cause(e.ctx); !e.wanted && !isEnd(cause) {
+	if cause := context.Cause(e.ctx); !e.worked && !isEnd(cause) {
 		l.client.log(e.hold.logger, slog.LevelDebug, "relock: the caller's context has ended before the Unlock",
 			slog.String("lock", l.name), slog.String("holder", e.hold.holder.String()), slog.Any("cause", cause))
 	}

@@ -111,7 +111,7 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	now := time.Now()
 	lease, count, limit := h.lease, h.count, unlockBy(now, h.lease)
 	lease.TTL, lease.Acks = h.nextTTLLocked(now), store.Acks{}
-	if !t.isWantedLocked(h) {
+	if !t.isWorkedInLocked(h) {
 		lease.TTL = 0
 	}
 	t.mu.Unlock()

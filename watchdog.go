@@ -226,7 +226,7 @@ func (t *table) renewalLocked(h *hold, now time.Time) (ttl time.Duration, isDue 
 	}
 	ttl = h.nextTTLLocked(now)
 	isLonger := h.isLoan() || ttl-store.Margin(ttl) > h.leftLocked(now)
-	if !isLonger || !t.isWantedLocked(h) {
+	if !isLonger || !t.isWorkedInLocked(h) {
 		ttl = 0
 	}
 	return ttl, ttl > 0 || h.renewal.soon
