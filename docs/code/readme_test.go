@@ -3,9 +3,11 @@ package code
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -116,4 +118,20 @@ func TestTheLinesOfInstallBuildAService(t *testing.T) {
 	out, err := shell.CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.FileExists(t, filepath.Join(dir, "program"))
+}
+
+// No version is tagged, so such a line would end with 403. With the first tag this test goes.
+func TestNoPageInstallsWhatHasNoVersion(t *testing.T) {
+	bare := regexp.MustCompile(`go (?:get|install|run) (?:-\S+ \S+ )*github\.com/go-relock\S*`)
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasSuffix(path, "_test.go") || filepath.Base(path) == "CHANGELOG.md" {
+			return err
+		}
+		if ending := filepath.Ext(path); ending == ".md" || ending == ".go" || ending == ".1" {
+			content, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Empty(t, bare.FindString(string(content)), path)
+		}
+		return nil
+	}))
 }
