@@ -31,6 +31,16 @@ func unreached(errs []error) error {
 	return nil
 }
 
+// count returns the number of members whose errors match.
+func count(errs []error, match func(error) bool) (n int) {
+	for _, err := range errs {
+		if match(err) {
+			n++
+		}
+	}
+	return n
+}
+
 // where returns the members whose errors match.
 func where(errs []error, match func(error) bool) (members []int) {
 	for i, err := range errs {
@@ -49,18 +59,18 @@ func isBusy(err error) bool      { return errors.As(err, new(*store.Busy)) }
 
 // decided reports whether a majority has confirmed a command on a hold, or does not have the hold.
 func (q *quorum) decided(errs []error) bool {
-	return len(where(errs, done)) >= q.majority || len(where(errs, gone)) >= q.majority
+	return count(errs, done) >= q.majority || count(errs, gone) >= q.majority
 }
 
 // verdict returns nil if a majority has confirmed a command on a hold, ErrGone if a majority does
 // not have the hold, or the reason why neither is known.
 func (q *quorum) verdict(ctx context.Context, errs []error) error {
-	confirmed, lost := len(where(errs, done)), len(where(errs, gone))
-	someUnsure := len(where(errs, unsure)) > 0
+	confirmed, lost := count(errs, done), count(errs, gone)
+	someUnsure := count(errs, unsure) > 0
 	switch {
 	case confirmed >= q.majority:
 		return nil
-	case lost >= q.majority && len(where(errs, func(err error) bool { return gone(err) && unsure(err) })) > 0:
+	case lost >= q.majority && count(errs, func(err error) bool { return gone(err) && unsure(err) }) > 0:
 		return store.Unsure(store.ErrGone)
 	case lost >= q.majority:
 		return store.ErrGone
@@ -74,7 +84,7 @@ func (q *quorum) verdict(ctx context.Context, errs []error) error {
 // and there is no other reason.
 func failed(ctx context.Context, errs []error) error {
 	err := named(ctx, errs)
-	if len(where(errs, unavailable)) > 0 && (ctx.Err() != nil || errors.Is(err, errNoMajority)) {
+	if count(errs, unavailable) > 0 && (ctx.Err() != nil || errors.Is(err, errNoMajority)) {
 		return store.Unavailable(err)
 	}
 	return err

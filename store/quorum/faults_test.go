@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -436,6 +437,46 @@ func TestACallEndsWithItsContext(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAReleaseOfAKnownEndEndsThere has a context that needs no watch, as the core has it. The commands
+// at silent members end a second behind the call, or with the context.
+func TestAReleaseOfAKnownEndEndsThere(t *testing.T) {
+	release := func(r *rig, silent []int) (err error, took time.Duration, ends []time.Duration) {
+		ended := make(chan time.Time, len(silent))
+		s := r.linked(func(i int, k *stage.Link) {
+			if slices.Contains(silent, i) {
+				k.On(func(ctx context.Context, _ *stage.Fault, _ func() error) error {
+					<-ctx.Done()
+					ended <- time.Now()
+					return store.Unsure(ctx.Err())
+				}, stage.CmdRelease)
+			}
+		})
+		l, err := s.Try(r.Context(), claim(minute))
+		require.NoError(r, err)
+		begun := time.Now()
+		ctx := lifetime.Until(r.Context(), begun.Add(10*time.Second))
+		err = s.Release(ctx, l)
+		took = time.Since(begun)
+		ctx.Stop()
+		for range silent {
+			ends = append(ends, (<-ended).Sub(begun))
+		}
+		return err, took, ends
+	}
+	fake(t, 3, 1, func(r *rig, silent []int) {
+		err, took, ends := release(r, silent)
+		require.NoError(r, err)
+		require.LessOrEqual(r, took, 50*time.Millisecond)
+		require.Equal(r, took+time.Second, ends[0])
+	})
+	fake(t, 3, 2, func(r *rig, silent []int) {
+		err, took, _ := release(r, silent)
+		require.ErrorIs(r, err, context.DeadlineExceeded)
+		require.ErrorIs(r, err, store.ErrUnsure)
+		require.Equal(r, 10*time.Second, took)
+	})
 }
 
 // TestAFillBesideABreakDoesNotComeBack renews a hold while the members are freed one by one.

@@ -149,7 +149,7 @@ func (q *quorum) fillLocked(a store.Claim, member int) (begin func()) {
 // the errors of all members. Otherwise a waiter for that minority would wait for the end of the
 // lease.
 func (q *quorum) abandon(a store.Claim, errs []error) {
-	if len(where(errs, gone)) < q.majority {
+	if count(errs, gone) < q.majority {
 		return
 	}
 	ended := q.over(a.ID)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -55,12 +56,7 @@ func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func
 	for i := range n {
 		r.answers[i].silent = q.silent[i].Load()
 	}
-	var run context.Context
-	run, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	if ctx.Err() != nil {
-		r.cancel(ctx.Err()) // before any command
-	}
-	stop := context.AfterFunc(ctx, func() { r.cancel(ctx.Err()) })
+	run, stop := r.begin(ctx, limit)
 	defer stop()
 	for i := range n {
 		go func() {
@@ -73,28 +69,43 @@ func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func
 	for r.open > 0 && !enough(r) {
 		r.take(<-r.came)
 	}
-	if r.open == 0 {
-		r.cancel(nil)
-	}
 	return r
 }
 
-// within calls one member with a time limit, and notes whether the member is silent.
+// begin returns the context of the commands of a round, which ends with ctx until stop, at the time
+// limit, and with r.cancel. A command whose context is known to end late enough needs no goroutine
+// of its own, see package lifetime.
+func (r *round[T]) begin(ctx context.Context, limit time.Duration) (run context.Context, stop func() bool) {
+	if end, is := ctx.Deadline(); is && limit == 0 && !lifetime.Within(ctx, 0) { // nothing else ends ctx
+		until := lifetime.Until(ctx, end)
+		r.cancel = func(error) { until.Stop() }
+		return until, func() bool { return true }
+	}
+	run, stopTimer := context.WithoutCancel(ctx), context.CancelFunc(func() {})
+	if limit > 0 {
+		run, stopTimer = context.WithTimeout(run, limit)
+	}
+	run, cancel := context.WithCancelCause(run)
+	r.cancel = func(cause error) { cancel(cause); stopTimer() }
+	if ctx.Err() != nil {
+		r.cancel(ctx.Err()) // before any command
+	}
+	return run, context.AfterFunc(ctx, func() { r.cancel(ctx.Err()) })
+}
+
+// within calls one member, and notes whether the member is silent. ctx has the time limit, and ends
+// in another way if the round is over before.
 func within[T any](ctx context.Context, q *quorum, i int, limit time.Duration,
 	call func(ctx context.Context, i int) (T, error)) (T, error) {
-	bound, cancel := ctx, context.CancelFunc(func() {})
-	if limit > 0 {
-		bound, cancel = context.WithTimeout(ctx, limit)
-	}
-	defer cancel()
-	v, err := call(bound, i)
-	if err != nil && bound.Err() != nil && ctx.Err() == nil {
-		err = store.Unavailable(err)
+	v, err := call(ctx, i)
+	end := ctx.Err()
+	if overdue := limit > 0 && end == context.DeadlineExceeded; overdue && err != nil {
+		err, end = store.Unavailable(err), nil
 	}
 	switch {
 	case answered(err):
 		q.hear(i)
-	case unavailable(err) && ctx.Err() == nil:
+	case unavailable(err) && end == nil:
 		q.silent[i].Store(true)
 	}
 	return v, err
@@ -117,12 +128,17 @@ func (q *quorum) quiet(i int) time.Duration {
 
 func (r *round[T]) take(i int) {
 	r.answers[i] = r.made[i]
-	r.open--
+	if r.open--; r.open == 0 {
+		r.cancel(nil)
+	}
 }
 
 // linger waits until enough says so, or until a call with a majority has cost twice its time,
 // within shortestGrace and longestGrace, but not beyond the end of ctx.
 func (r *round[T]) linger(ctx context.Context, since time.Time, enough func() bool) {
+	if r.open == 0 || enough() {
+		return
+	}
 	timer := time.NewTimer(grace(since))
 	defer timer.Stop()
 	for r.open > 0 && !enough() {
@@ -196,6 +212,21 @@ func (r *round[T]) first() (a answer[T], known bool) {
 // settled reports whether a majority has answered, and all members but the silent ones.
 func (r *round[T]) settled() bool {
 	return r.complete() && len(r.answers)-r.open >= r.quorum.majority
+}
+
+// count returns the number of members that have answered with an error that matches.
+func (r *round[T]) count(match func(error) bool) (n int) {
+	for _, a := range r.answers {
+		if a.done && match(a.err) {
+			n++
+		}
+	}
+	return n
+}
+
+// decided is quorum.decided of the answers so far.
+func (r *round[T]) decided() bool {
+	return r.count(done) >= r.quorum.majority || r.count(gone) >= r.quorum.majority
 }
 
 // values returns the answers without an error.

@@ -107,7 +107,7 @@ func (q *quorum) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 	begun := time.Now()
 	admitted := func(r *round[store.Lease]) bool {
 		first, known := r.first()
-		return known && first.done && first.err == nil && len(r.values()) >= q.majority
+		return known && first.done && first.err == nil && r.count(done) >= q.majority
 	}
 	r := ask(ctx, q, attemptLimit(a), func(r *round[store.Lease]) bool { return admitted(r) || r.settled() },
 		func(ctx context.Context, i int) (store.Lease, error) { return q.members[i].Try(ctx, a) })
@@ -118,7 +118,7 @@ func (q *quorum) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
 		return store.Lease{}, q.refused(ctx, a, r)
 	}
 	errs, leases := r.errs(), r.values()
-	l := store.Lease{Claim: a, Sent: q.best(leases).Sent, Unsure: len(where(errs, unsure)) > 0}
+	l := store.Lease{Claim: a, Sent: q.best(leases).Sent, Unsure: count(errs, unsure) > 0}
 	for _, given := range leases {
 		l.Unsure = l.Unsure || given.Unsure
 	}
@@ -164,7 +164,7 @@ func (q *quorum) takeBack(ctx context.Context, a store.Claim, members []int) boo
 				}
 				return none, q.members[i].Forget(ctx, []store.Claim{a})[0]
 			})
-		confirmed <- len(r.values()) == len(members)
+		confirmed <- r.count(done) == len(members)
 		r.rest()
 	})
 	select {
@@ -182,7 +182,7 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 		return store.Lease{}, store.ErrGone
 	}
 	command := q.enlist(l.ID, func() {})
-	r := ask(ctx, q, 0, func(r *round[store.Lease]) bool { return q.decided(r.errs()) },
+	r := ask(ctx, q, 0, (*round[store.Lease]).decided,
 		func(ctx context.Context, i int) (store.Lease, error) { return q.members[i].Enter(ctx, l, count) })
 	defer r.behind()
 	errs, leases := r.errs(), r.values()
@@ -206,7 +206,7 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 func (q *quorum) Release(ctx context.Context, l store.Lease) error {
 	ended := q.over(l.ID)
 	begun := time.Now()
-	r := ask(ctx, q, 0, func(r *round[struct{}]) bool { return q.decided(r.errs()) },
+	r := ask(ctx, q, 0, (*round[struct{}]).decided,
 		func(ctx context.Context, i int) (none struct{}, err error) {
 			err = q.members[i].Release(ctx, l)
 			if gone(err) { // a fill that gave up may have left a place in the queue
@@ -214,11 +214,15 @@ func (q *quorum) Release(ctx context.Context, l store.Lease) error {
 			}
 			return none, err
 		})
-	defer q.background(func() {
-		defer ended()
-		r.rest()
-	})
 	r.linger(ctx, begun, r.complete)
+	if r.open == 0 {
+		ended()
+	} else {
+		q.background(func() {
+			defer ended()
+			r.rest()
+		})
+	}
 	return q.verdict(ctx, r.errs())
 }
 
@@ -239,9 +243,9 @@ func (q *quorum) Forget(ctx context.Context, claims []store.Claim) []error {
 		for i, a := range r.answers {
 			errs[i] = word(a, n)
 		}
-		if len(where(errs, done)) < len(errs) {
+		if count(errs, done) < len(errs) {
 			results[n] = failed(ctx, errs)
-			if len(where(errs, done))+len(where(errs, unsure)) > 0 {
+			if count(errs, done)+count(errs, unsure) > 0 {
 				results[n] = store.Unsure(results[n])
 			}
 		}

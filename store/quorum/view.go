@@ -106,7 +106,7 @@ func (q *quorum) Break(ctx context.Context, a store.Claim) error {
 			return none, q.members[i].Break(ctx, a)
 		})
 	errs := r.errs()
-	freed, lost := len(where(errs, done)), len(where(errs, gone))
+	freed, lost := count(errs, done), count(errs, gone)
 	if freed > 0 && lost < q.majority && freed+lost >= q.majority {
 		return nil
 	}

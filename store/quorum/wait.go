@@ -221,13 +221,14 @@ func (w *waiting) ended(e event) {
 		return
 	}
 	s.asking, s.refused = false, false
-	var busy *store.Busy
 	switch {
 	case e.err == nil:
 		s.has, s.lease, s.owner = true, e.lease, ""
 	case e.call == callWait:
 		s.err = e.err
-	case errors.As(e.err, &busy):
+	case isBusy(e.err):
+		var busy *store.Busy
+		errors.As(e.err, &busy)
 		w.refusedBy(e.member, busy.Owner)
 	}
 }
@@ -383,13 +384,12 @@ func (s seat) hasAnswered() bool { return s.answered }
 // in returns the lease of the majority. Calls without an answer get a short time more, but for
 // those at silent members, and then go on in the background.
 func (w *waiting) in(cancel context.CancelCauseFunc) store.Lease {
-	timer := time.NewTimer(grace(w.took))
-	defer timer.Stop()
+	w.alarm.Reset(grace(w.took))
 	for over := false; w.open > 0 && !over && !w.onlySilent(); {
 		select {
 		case e := <-w.events:
 			w.last(e)
-		case <-timer.C:
+		case <-w.alarm.C:
 			over = true
 		case <-w.caller.Done():
 			over = true

@@ -43,9 +43,9 @@ func tell[M store.Store](ctx context.Context, q *quorum, send func(context.Conte
 		})
 	errs := r.errs()
 	switch none := func(err error) bool { return errors.Is(err, errors.ErrUnsupported) }; {
-	case len(where(errs, done)) > 0:
+	case count(errs, done) > 0:
 		return nil
-	case len(where(errs, none)) == len(errs):
+	case count(errs, none) == len(errs):
 		return errs[0]
 	}
 	return q.verdict(ctx, errs)

@@ -57,7 +57,8 @@ var budgets = map[string]cost{
 	"state":                  {22, 1624, 1, 1, 1, 176},
 	"once, first":            {116, 8821, 1, 3, 3, 973},
 	"once, replay":           {79, 5552, 1, 1, 1, 442},
-	"quorum pair":            {149, 15950, 13, 6, 6, 1204},
+	"quorum pair":            {124, 14375, 9, 6, 6, 1197},
+	"quorum pair, prompt":    {118, 13845, 6, 6, 6, 1197},
 	"hand-over":              {71, 5488, 2, 2, 2, 432},
 	"renewal of 1000":        {181, 766892, 4, 17, 16, 103957},
 }
@@ -327,18 +328,20 @@ func TestBudget(t *testing.T) {
 		}
 		return doOnce(r, func(int) string { return "x" })
 	})
-	t.Run("quorum pair", func(t *testing.T) {
-		server := &fakeredis.Server{}
-		var members []store.Store
-		for range 3 {
-			rdb := server.Client()
-			t.Cleanup(func() { _ = rdb.Close() })
-			members = append(members, must(relock.RedisStore(rdb)))
-		}
-		c := must(relock.Open(must(quorum.New(members...))))
-		t.Cleanup(func() { _ = c.Close() })
-		requireBudget(t, count(server, pair(endless(), c.NewLock("x"))))
-	})
+	for name, prompt := range map[string]bool{"quorum pair": false, "quorum pair, prompt": true} {
+		t.Run(name, func(t *testing.T) {
+			server := &fakeredis.Server{}
+			var members []store.Store
+			for range 3 {
+				rdb := server.Client(func(o *redis.Options) { o.ContextTimeoutEnabled = prompt })
+				t.Cleanup(func() { _ = rdb.Close() })
+				members = append(members, must(relock.RedisStore(rdb)))
+			}
+			c := must(relock.Open(must(quorum.New(members...))))
+			t.Cleanup(func() { _ = c.Close() })
+			requireBudget(t, count(server, pair(endless(), c.NewLock("x"))))
+		})
+	}
 	op("hand-over", handOver)
 	t.Run("renewal of 1000", renewal)
 }
