@@ -29,11 +29,16 @@ func (w *waited) run(a store.Claim, payload string) *store.Run {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	over := false
 	for _, id := range r.Behind {
 		if s, has := w.holds[id]; has {
 			s.of = r
 			w.holds[id] = s
+			over = over || s.granted // its message was read before this one
 		}
+	}
+	if over {
+		r.Behind = nil
 	}
 	return r
 }
@@ -54,9 +59,15 @@ func (w *waited) returns(a store.Claim, err error) {
 func (w *waited) granted(id store.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if r := w.holds[id].of; r != nil {
-		r.Behind = nil
+	s, has := w.holds[id]
+	if !has { // the wait was passed a lease
+		return
 	}
+	if s.of != nil {
+		s.of.Behind = nil
+	}
+	s.granted = true
+	w.holds[id] = s
 }
 
 // hasServed says whether a lease was passed on since its grant.

@@ -27,6 +27,8 @@ type stay struct {
 	end    time.Time  // of the lease; zero while the hold waits
 	asleep *sleeper   // nil: the hold does not wait, or asks just now
 	of     *store.Run // that has the wait; nil: none
+	// granted says that Redis has given the lock to this very hold.
+	granted bool
 }
 
 // begin notes a hold that waits. A client that was closed has left its holds to the ends of their
@@ -51,7 +53,7 @@ func (w *waited) lasts(id store.ID, lease time.Duration) {
 	defer w.mu.Unlock()
 	if old, has := w.holds[id]; has {
 		if end := time.Now().Add(lease); end.After(old.end) {
-			w.holds[id] = stay{end: end}
+			w.holds[id] = stay{end: end, granted: old.granted}
 		}
 	}
 }
