@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/wire"
@@ -158,4 +159,30 @@ func TestNothingIsLeftOfACrowd(t *testing.T) {
 		second.leave()
 		require.Empty(t, c.of)
 	})
+}
+
+// The lease of a grant that is believed counts from the last answer, which may be long ago.
+func TestAWaiterThatHasRestedConfirmsItsGrant(t *testing.T) {
+	r := newRig(t)
+	owner := r.enter("a")
+	require.True(t, r.rdb.Persist(t.Context(), r.base).Val()) // so that the waiter asks again after a TTL
+	a := r.claim(newID("b"), 300*time.Millisecond)
+	r.store.looks.of[crowd{a.Name, a.TTL}] = look{waiters: 1, arrival: 1, until: time.Now().Add(time.Hour)}
+	rested, answers := make(chan struct{}), 0
+	got := make(chan store.Lease, 1)
+	go func() {
+		l, err := r.store.Wait(t.Context(), a, func(store.Progress) {
+			if answers++; answers == 3 { // one before it listens, and one with its place
+				close(rested)
+			}
+		})
+		assert.NoError(t, err)
+		got <- l
+	}()
+	<-rested
+	granted := time.Now()
+	require.EqualValues(t, 1, r.release(owner))
+	l := <-got
+	require.True(t, l.Sent.After(granted.Add(-a.TTL/2)), "the first answer came a TTL before")
+	require.NoError(t, r.store.Forget(t.Context(), []store.Claim{a})[0])
 }

@@ -25,6 +25,7 @@ type waiting struct {
 	queued bool       // the waiter may have a place in the queue
 	tries  int        // that did not find the node of a channel
 	due    bool       // the last sleep has lasted for its time
+	rested bool       // the waiter has slept on, for the answer to another one
 }
 
 // fail returns the error of the call. Cleanup takes back the rest of the call.
@@ -104,6 +105,7 @@ func (w *waiting) rest(ctx context.Context, recheck time.Duration, notes [2]<-ch
 		if recheck, answer = own.rest(limit); recheck == 0 {
 			return n, err
 		}
+		w.rested = true
 		w.progress(store.Progress{Busy: answer.busy(), Queued: true, Position: answer.position})
 	}
 }
@@ -112,8 +114,8 @@ func (w *waiting) rest(ctx context.Context, recheck time.Duration, notes [2]<-ch
 //
 // Each claim with a place in the queue may be answered by a grant. A waiter that has asked more than
 // once cannot tell to which ask a message belongs, and an older grant may be over. So the waiter
-// believes a grant after exactly one claim in one attempt. Otherwise the waiter asks, and the answer
-// confirms the grant.
+// believes a grant after exactly one claim in one attempt, about as long ago as a lease at most.
+// Otherwise the waiter asks, and the answer confirms the grant.
 //
 // A lost base key leaves a queue that nobody serves. The next call that asks for the lock serves
 // the queue, and so does Forget, when the client of the owner has found the loss. If no client
@@ -182,7 +184,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Claim, progress func(sto
 		if n.Message {
 			w.woken = store.WakeGrant
 		}
-		if n.Message && placeAsks == 1 && !answer.Unsure && a.Acks == (store.Acks{}) {
+		if n.Message && placeAsks == 1 && !w.rested && !answer.Unsure && a.Acks == (store.Acks{}) {
 			return w.ours(store.Lease{Claim: a, Sent: answer.Sent, Run: s.waited.run(a, n.Payload)}), nil
 		}
 	}
