@@ -26,6 +26,15 @@ func (r *rig) shown(holds ...store.ID) []store.Waiting {
 	return waits
 }
 
+func TestAShorterWaitLeavesALongerOneShown(t *testing.T) {
+	r := newRig(t)
+	long, short := r.waiting(), r.waiting()
+	short.Holds = long.Holds
+	require.NoError(t, r.store.Show(t.Context(), long, minute))
+	require.NoError(t, r.store.Show(t.Context(), short, time.Second))
+	require.Greater(t, r.ttl(r.store.waitsKey(long.Holds[0])), minute/2)
+}
+
 func TestAForeignValueAmongWaitsIsAnError(t *testing.T) {
 	r := newRig(t)
 	w := r.waiting()

@@ -177,7 +177,7 @@ func TestAccept(t *testing.T) {
 			require.NoError(t, err)
 			require.InDelta(t, minute, wait, float64(time.Second))
 			r.owner(id, 1)
-			require.InDelta(t, 2*minute, r.ttl(r.base), float64(time.Second))
+			require.InDelta(t, 2*minute, r.ttl(r.base), float64(minute/2))
 			require.Len(t, r.dump(), 1, "one hold, and no loans")
 		}
 		require.Equal(t, owner, message(t, ps))

@@ -121,6 +121,11 @@ func TestDeadWaiters(t *testing.T) {
 				require.NoError(t, err)
 				return r.store.Release(t.Context(), l)
 			},
+			"TryEval of a hold that has the lock": func(r *rig, id string) error {
+				_, _, err := r.store.TryEval(t.Context(), r.claim(id, minute), store.Script{Source: "return false"})
+				require.ErrorAs(t, err, new(*store.Declined))
+				return nil
+			},
 		} {
 			t.Run(what, func(t *testing.T) {
 				r := newRig(t)

@@ -371,6 +371,26 @@ func TestAClosedClientOfANodeMeansThatTheNodeHasLeft(t *testing.T) {
 	r.confirmed(l)
 }
 
+func TestAChannelThatTwoNodesRefuseInTurnCausesNoFlood(t *testing.T) {
+	r, a, b, moveTo := nodes(t)
+	l := r.listen("x", "1")
+	var looks atomic.Int64
+	r.place(func(context.Context, string, bool) (string, redis.UniversalClient, error) {
+		if looks.Add(1)%2 == 0 {
+			return "a", a, nil
+		}
+		return "b", b, nil
+	})
+	require.NoError(t, b.Close())
+	r.faults.Refuse()
+	r.faults.CutPubSub()
+	pause(time.Second)
+	require.Less(t, len(r.losses()), 50, "its pauses grow wherever it is asked for")
+	moveTo("a", a)
+	r.faults.Heal()
+	r.confirmed(l)
+}
+
 func TestANodeThatComesBackHasANewClient(t *testing.T) {
 	r, a, b, moveTo := nodes(t)
 	l := r.listen("x", "1")

@@ -59,8 +59,12 @@ func TestCallsOfABatchShareScriptCalls(t *testing.T) {
 	r := newRig(t)
 	sent := r.sent()
 	other := NewScript("other", setScript.Source+"-- another one")
-	require.NoError(t, r.seen.ScriptLoad(t.Context(), other.Source).Err())
-	for i, f := range r.batch(maxUnits+6, func(i int, c *Call) {
+	alone := NewScript("alone", setScript.Source+"-- and one alone")
+	alone.Alone = true
+	for _, script := range []*Script{other, alone} {
+		require.NoError(t, r.seen.ScriptLoad(t.Context(), script.Source).Err())
+	}
+	for i, f := range r.batch(maxUnits+8, func(i int, c *Call) {
 		switch i {
 		case 3:
 			c.Script = other
@@ -68,13 +72,15 @@ func TestCallsOfABatchShareScriptCalls(t *testing.T) {
 			c.Common = []any{"a", 1}
 		case 6:
 			c.Common = []any{"a", 2}
+		case 7, 8:
+			c.Script = alone
 		}
 	}) {
 		require.NoError(t, f.err)
 		require.False(t, f.unsure)
 		require.Equal(t, strconv.Itoa(i), r.value(i))
 	}
-	require.Equal(t, []string{strconv.Itoa(maxUnits), "1", "2", "1", "2"}, sent())
+	require.Equal(t, []string{strconv.Itoa(maxUnits), "1", "2", "1", "1", "1", "2"}, sent())
 	for i, f := range r.batch(maxUnits) {
 		require.Equal(t, strconv.Itoa(i), f.reply, "each has its own reply")
 	}

@@ -86,11 +86,28 @@ func TestATryThatIsRepeatedIsUnsure(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, l.Unsure)
 	require.NoError(t, s.Release(t.Context(), l))
+	other, err := s.Try(t.Context(), claim("beside the repeated", minute))
+	require.NoError(t, err)
 	close(late.goOn)
 	<-late.done
 	requireOwner(t, s, a)
 	require.NoError(t, s.Forget(t.Context(), []store.Claim{a})[0])
+	requireOwner(t, s, other.Claim)
+	require.NoError(t, s.Release(t.Context(), other))
 	require.Empty(t, keys(t, c, a.Name))
+}
+
+// The process has passed the lock on, and nothing else has changed in etcd.
+func TestATokenThatIsDrawnIsNewerThanTheHold(t *testing.T) {
+	s := newStore(t, connect(t))
+	l, err := s.Try(t.Context(), claim("drawn", minute))
+	require.NoError(t, err)
+	passed := l
+	passed.Token = 0
+	token, err := s.Token(t.Context(), passed)
+	require.NoError(t, err)
+	require.Greater(t, token, l.Token)
+	require.NoError(t, s.Release(t.Context(), l))
 }
 
 // A renewal meets an Enter that gives the hold a longer etcd lease.

@@ -186,6 +186,24 @@ func TestADeadMajorityIsUnavailable(t *testing.T) {
 	}
 }
 
+func TestARenewalThatAMinorityConfirmsIsUnsure(t *testing.T) {
+	fake(t, 3, 2, func(r *rig, away []int) {
+		s, view := r.seen()
+		l, err := s.Try(r.Context(), claim(minute))
+		require.NoError(r, err)
+		for _, i := range away {
+			view[i].down()
+		}
+		err = s.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]
+		require.ErrorIs(r, err, store.ErrUnsure)
+		require.ErrorIs(r, err, store.ErrUnavailable)
+		for _, i := range away {
+			view[i].Heal()
+		}
+		require.NoError(r, s.Release(r.Context(), l))
+	})
+}
+
 func second[T any](_ T, err error) error { return err }
 
 func TestAHoldOutlastsTheLossOfAMinority(t *testing.T) {
