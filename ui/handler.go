@@ -55,13 +55,14 @@ type Handler struct {
 const (
 	// mostViewers bounds the open pages of a Handler.
 	mostViewers = 100
-	// streamLife is how long one answer with events lasts. The browser then asks again, and with it
-	// the login in front of the Handler. A server that shuts down waits no longer for an open page.
-	streamLife = 15 * time.Second
 	// cookie has the text that a request to act must repeat in tokenHeader.
 	cookie      = "relock-ui"
 	tokenHeader = "X-Relock-Token"
 )
+
+// streamLife is how long one answer with events lasts. The browser then asks again, and with it the
+// login in front of the Handler. A server that shuts down waits no longer for an open page.
+var streamLife = 15 * time.Second // longer in tests
 
 //go:embed page.html page.css page.js
 var assets embed.FS

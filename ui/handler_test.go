@@ -33,6 +33,8 @@ type world struct {
 	scans   atomic.Int64 // commands that list the keys
 }
 
+func init() { streamLife = hang } // a stream lasts as long as a busy machine needs
+
 func newWorld(t *testing.T, change ...func(*Handler)) *world {
 	w := &world{T: t, rdb: redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr()})}
 	t.Cleanup(func() { _ = w.rdb.Close() })
