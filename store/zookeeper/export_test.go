@@ -54,3 +54,15 @@ func Obstacle(children []string, a store.Claim, queued string) (string, error) {
 
 // Reason returns the error of a request, as a Store returns it.
 func Reason(err error, write bool) error { return new(session).reason(err, effect(write)) }
+
+// FoundAlone says whether an event finds the hold of its node. A nil hold panics whoever looks at it.
+func FoundAlone() bool {
+	x := &session{store: &Store{}, holds: map[store.ID]*hold{"other": nil}, nodes: map[string]*hold{}}
+	defer x.store.watchers.Add("c", func(store.ID) {})()
+	h := &hold{session: x, claim: store.Claim{ID: "c:1:1"}, held: true}
+	x.holds[h.claim.ID] = h
+	x.placeLocked(h, "/a/1")
+	found := x.store.heldAt(x, "/a/1") == h
+	x.store.dropLocked(h)
+	return found && len(x.nodes) == 0
+}

@@ -85,8 +85,23 @@ func (s *Store) dropLocked(h *hold) {
 	h.stopLocked()
 	if h.session.holds[h.claim.ID] == h {
 		delete(h.session.holds, h.claim.ID)
+		delete(h.session.nodes, h.node)
 		s.users--
 	}
+}
+
+// placeLocked notes the path of the node of a hold; empty: it has none, or none that is known.
+func (x *session) placeLocked(h *hold, node string) {
+	if h.node == node {
+		return
+	}
+	if x.holds[h.claim.ID] == h {
+		delete(x.nodes, h.node)
+		if node != "" {
+			x.nodes[node] = h
+		}
+	}
+	h.node = node
 }
 
 // deleteAtLocked makes the Store delete the node of a hold at a time, unless the hold lasts longer

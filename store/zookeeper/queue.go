@@ -139,7 +139,7 @@ func (x *session) list(ctx context.Context, h *hold) (place, error) {
 	if p.index < 0 || err != nil {
 		return p, err
 	}
-	h.node = p.path(h)
+	x.placeLocked(h, p.path(h))
 	if isLast := p.index == len(nodes)-1; h.token == 0 && h.claim.Limit == 1 && isLast && (h.claim.Kind == store.Mutex || len(nodes) == 1) {
 		h.token = changed
 	}
@@ -233,7 +233,8 @@ func (x *session) make(ctx context.Context, h *hold, command func(data []byte) (
 		x.store.mu.Lock()
 		defer x.store.mu.Unlock()
 		if err == nil {
-			h.node, h.token = node, 0
+			x.placeLocked(h, node)
+			h.token = 0
 		}
 		h.unsure = h.unsure || unsure
 		close(answered)
@@ -302,7 +303,8 @@ func (x *session) known(h *hold) (node string, unsure bool) {
 func (x *session) lost(h *hold) {
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
-	h.node, h.token, h.held = "", 0, false
+	x.placeLocked(h, "")
+	h.token, h.held = 0, false
 }
 
 // ready says whether a hold can have its lock now. The node of the hold was in at the last look.

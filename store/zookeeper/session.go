@@ -36,6 +36,7 @@ type session struct {
 	over   bool
 	proven time.Time // the session had not ended at this time
 	holds  map[store.ID]*hold
+	nodes  map[string]*hold // the same holds, by the paths that are known
 }
 
 // open connects the session. zk.Conn connects again after a failure, so only a bad address and bad

@@ -146,6 +146,7 @@ func (s *Store) use() *session {
 	if s.session == nil {
 		s.session = &session{
 			store: s, opened: make(chan struct{}), dead: make(chan struct{}), holds: make(map[store.ID]*hold),
+			nodes: make(map[string]*hold),
 		}
 		s.group.Go(s.session.open)
 	}

@@ -40,10 +40,8 @@ func (s *Store) observe(h *hold) {
 func (s *Store) heldAt(x *session, node string) *hold {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id, h := range x.holds {
-		if h.held && h.node == node && len(s.watchers.Of(id)) > 0 {
-			return h
-		}
+	if h := x.nodes[node]; h != nil && h.held && len(s.watchers.Of(h.claim.ID)) > 0 {
+		return h
 	}
 	return nil
 }
