@@ -170,6 +170,28 @@ func TestWithoutASubscriptionTheResultIsFoundAfterTheLease(t *testing.T) {
 	require.NoError(t, locks.Close())
 }
 
+func TestAResultOfWhichTheNewsIsLostIsFoundWhenPubSubIsBack(t *testing.T) {
+	r := newRig(t)
+	const long = 10 * time.Minute // for which a call without news waits
+	p, other := r.processWith(long), r.processWith(long)
+	run := newRunning(t, p, "a")
+	got := make(chan string, 1)
+	go func() {
+		result, _, _ := do(t.Context(), other, "a")
+		got <- result
+	}()
+	r.sleep()
+	other.faults.StallPubSub()
+	run.end("done", nil)
+	other.faults.CutPubSub()
+	select {
+	case result := <-got:
+		require.Equal(t, "done", result)
+	case <-time.After(time.Minute): // against a hang
+		require.Fail(t, "the call waits on")
+	}
+}
+
 // TestCallsOfAProcessLearnTogetherThatRedisIsAway has many calls of one key ask a silent server.
 func TestCallsOfAProcessLearnTogetherThatRedisIsAway(t *testing.T) {
 	r := newRig(t)
