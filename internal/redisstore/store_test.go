@@ -521,6 +521,9 @@ func TestCheckServer(t *testing.T) {
 	t.Run("without a server", func(t *testing.T) {
 		s, a := open(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), Layout{})
 		err := s.CheckServer(t.Context(), a)
+		for n := 0; n < 20 && strings.Contains(fmt.Sprint(err), "no answer"); n++ { // of a busy machine
+			err = s.CheckServer(t.Context(), a)
+		}
 		require.ErrorIs(t, err, store.ErrUnavailable)
 		requireOneLine(t, err, "connection refused")
 	})

@@ -228,11 +228,11 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 	packets := func(waiters int) int64 {
 		l := try(t, s, claim(time.Minute))
 		var line []*waiter
-		for range waiters + 3 {
+		for range waiters + 10 {
 			line = append(line, wait(t, s, claim(time.Minute)))
 		}
 		fewest := int64(1000) // a waiter may renew its place in between
-		for _, w := range line[:3] {
+		for _, w := range line[:10] {
 			var up atomic.Int64
 			d.proxy.Watch(func(to bool, _ []byte) bool {
 				if to {
@@ -245,7 +245,7 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 			fewest = min(fewest, up.Load())
 		}
 		d.proxy.Watch(nil)
-		for _, w := range line[3:] {
+		for _, w := range line[10:] {
 			require.NoError(t, s.Release(t.Context(), l))
 			l = w.get(t, 30*time.Second)
 		}
