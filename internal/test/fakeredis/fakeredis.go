@@ -32,7 +32,7 @@ type Server struct {
 // client.
 func (s *Server) Client(mod ...func(*redis.Options)) *redis.Client {
 	o := &redis.Options{
-		Addr: "fakeredis:6379", Protocol: 2, DisableIdentity: true,
+		Addr: "127.0.0.1:6379", Protocol: 2, DisableIdentity: true, // go-redis would look a name up
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			c := &conn{server: s}
 			c.ready.L = &s.mu
