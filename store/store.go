@@ -44,7 +44,7 @@ func (k Kind) String() string {
 	}
 }
 
-// Ask is the request of a hold for a lock.
+// A Claim is what a call wants of a lock: a hold, of a kind, for a time.
 //
 // One rule serves all kinds of locks: a hold is in with at most Limit holds, itself included, and
 // never beside a hold whose Limit is smaller than their number. All claims of a name share one queue:

@@ -35,7 +35,7 @@ func TestReadmeWhole(t *testing.T) {
 func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) error) (err error) {
 	lock, leaders := client.NewLock("orders:42"), client.NewLock("leader")
 	// page: verbs
-	err = lock.Do(ctx, fn)                 // the form to prefer: unlocks on every path, and reports a loss
+	err = lock.Do(ctx, fn)                 // the form to prefer; an error: fn did not run, failed, or lost the lock
 	err = lock.DoFor(ctx, time.Second, fn) // waits for the lock for a second at most
 	err = leader.Run(ctx, leaders, fn)     // leader election: after a loss it campaigns again
 

@@ -19,13 +19,6 @@ func (r *rig) waiting() store.Waiting {
 	}
 }
 
-func (r *rig) shown(holds ...store.ID) []store.Waiting {
-	r.Helper()
-	waits, err := r.store.Shown(r.Context(), holds)
-	require.NoError(r, err)
-	return waits
-}
-
 func TestAShorterWaitLeavesALongerOneShown(t *testing.T) {
 	r := newRig(t)
 	long, short := r.waiting(), r.waiting()

@@ -102,17 +102,30 @@ func (r *report) summary() string {
 // sentence is what the README says.
 func (r *report) sentence() string {
 	var ours, best []float64
-	for _, what := range []string{"lock and unlock, of the floor", "hand-over, 64 waiting, of the raw wake"} {
-		l := lines[slices.IndexFunc(lines, func(l line) bool { return l.what == what })]
-		ours, best = append(ours, r.find(l.workload, l.which, "relock", l.setting).median(l.metric)), append(best, math.NaN())
+	ahead, rows := 0, 0
+	for _, l := range lines {
+		if l.which == largest {
+			l.which = r.largest(l.workload)
+		}
+		v, other := r.find(l.workload, l.which, "relock", l.setting).median(l.metric), math.NaN()
 		if rec := l.best(r); rec != nil {
-			best[len(best)-1] = rec.median(l.metric)
+			other = rec.median(l.metric)
+		}
+		ours, best = append(ours, v), append(best, other)
+		if !math.IsNaN(v) && !math.IsNaN(other) {
+			rows++
+			if v != other && (v < other) == l.more {
+				ahead++
+			}
 		}
 	}
+	row := func(what string) int { return slices.IndexFunc(lines, func(l line) bool { return l.what == what }) }
+	pair, handOver := row("lock and unlock, of the floor"), row("hand-over, 64 waiting, of the raw wake")
 	more := func(ratio float64) string { return figure(math.Round(100 * (ratio - 1))) }
-	return wrapped(fmt.Sprintf("In one program Lock and Unlock cost %s %% more than the two bare commands that a lock needs; the best other library "+
-		"costs %s %% more. With 64 waiting a hand-over takes %s times as long as a bare message, and that of the best other library %s times: "+
-		"[the benchmark](lab/bench/results/TABLES.md).", more(ours[0]), more(best[0]), figure(ours[1]), figure(best[1]))) + "\n"
+	return wrapped(fmt.Sprintf("Lock and Unlock take %s %% longer than the two bare commands (%s %% with a context that can end); "+
+		"the best other library %s %%. With 64 waiting a hand-over takes %s times as long as a bare message, and theirs %s times. "+
+		"Others are ahead in %d of [%d rows](lab/bench/results/TABLES.md).",
+		more(ours[pair]), more(ours[pair+1]), more(best[pair]), figure(ours[handOver]), figure(best[handOver]), ahead, rows)) + "\n"
 }
 
 // best returns the record of the best other library in its better setting; nil: none took part.

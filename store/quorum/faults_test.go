@@ -460,7 +460,7 @@ func TestACallEndsWithItsContext(t *testing.T) {
 // TestAReleaseOfAKnownEndEndsThere has a context that needs no watch, as the core has it. The commands
 // at silent members end a second behind the call, or with the context.
 func TestAReleaseOfAKnownEndEndsThere(t *testing.T) {
-	release := func(r *rig, silent []int) (err error, took time.Duration, ends []time.Duration) {
+	release := func(r *rig, silent []int) (took time.Duration, ends []time.Duration, err error) {
 		ended := make(chan time.Time, len(silent))
 		s := r.linked(func(i int, k *stage.Link) {
 			if slices.Contains(silent, i) {
@@ -481,16 +481,16 @@ func TestAReleaseOfAKnownEndEndsThere(t *testing.T) {
 		for range silent {
 			ends = append(ends, (<-ended).Sub(begun))
 		}
-		return err, took, ends
+		return took, ends, err
 	}
 	fake(t, 3, 1, func(r *rig, silent []int) {
-		err, took, ends := release(r, silent)
+		took, ends, err := release(r, silent)
 		require.NoError(r, err)
 		require.LessOrEqual(r, took, 50*time.Millisecond)
 		require.Equal(r, took+time.Second, ends[0])
 	})
 	fake(t, 3, 2, func(r *rig, silent []int) {
-		err, took, _ := release(r, silent)
+		took, _, err := release(r, silent)
 		require.ErrorIs(r, err, context.DeadlineExceeded)
 		require.ErrorIs(r, err, store.ErrUnsure)
 		require.Equal(r, 10*time.Second, took)
