@@ -14,7 +14,7 @@ import (
 
 // README.md is generated between these lines, and written by hand around them.
 const (
-	beginMark = "<!-- measured: begin (written by bench, from bench/results) -->"
+	beginMark = "<!-- measured: begin (by bench) -->"
 	endMark   = "<!-- measured: end -->"
 )
 
