@@ -67,18 +67,18 @@ type looker struct {
 	*looks
 	crowd   crowd
 	arrival int64
-	asked   time.Time // when the command of the last answer was sent
+	asked   time.Time // when the command of the last answer was sent, or the place was back
 	turn    time.Duration
 	joined  bool
 }
 
 // note notes the answer to a waiter with a place.
 func (l *looker) note(a store.Claim, r acquireReply, answer wire.Answer) {
+	before, now := l.asked, time.Now()
 	l.arrival, l.asked, l.turn = r.number, answer.Sent, turn(a, r)
 	if a.With != "" {
 		return
 	}
-	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.of[l.crowd]
@@ -86,8 +86,11 @@ func (l *looker) note(a store.Claim, r acquireReply, answer wire.Answer) {
 		l.joined = true
 		k.waiters++
 	}
-	if r.lost { // and so may be those of the others
+	if r.lost && !before.Before(k.lost) { // a new loss: the others may have lost their places, too
 		k.lost = now
+	}
+	if r.lost { // the place is back
+		l.asked = now
 	}
 	if l.arrival <= k.arrival || now.After(k.until) {
 		k.arrival, k.answer, k.until = l.arrival, r, now.Add(leaseLeft(a, r))

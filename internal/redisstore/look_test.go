@@ -123,6 +123,10 @@ func TestEachWaiterAsksOnceWhenOneHasFoundItsPlaceLost(t *testing.T) {
 		for arrival, l := range []*looker{second, third} {
 			require.Zero(t, rests(l))
 			c.answer(l, int64(2+arrival), true)
+		}
+		pass(ttl)
+		require.Zero(t, rests(first))
+		for _, l := range []*looker{second, third} {
 			require.Positive(t, rests(l), "it has asked since")
 		}
 	})

@@ -122,3 +122,24 @@ func TestWaitersOfALostQueueAreInAtMostALeaseLater(t *testing.T) {
 		}
 	})
 }
+
+func TestEachWaiterOfALostQueueAsksOnce(t *testing.T) {
+	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+		owner, p := w.NewClient(), w.NewClient()
+		w.Enter(t.Context(), owner.NewLock("a"))
+		const waiters = 30
+		var waiting []*stage.Attempt
+		for range waiters {
+			waiting = append(waiting, w.Start(t.Context(), p.NewLock("a")))
+			stage.Pass(time.Millisecond)
+		}
+		w.Redis.Del(stage.BaseKey("a") + ":queue")
+		p.Net.Reset()
+		stage.Pass(relock.DefaultTTL * 10)
+		require.LessOrEqual(t, p.Net.Commands("EVALSHA"), waiters+12)
+		require.NoError(t, owner.Close())
+		for _, a := range waiting {
+			a.Leave()
+		}
+	})
+}
