@@ -57,6 +57,7 @@ type look struct {
 	waiters int   // in the crowd
 	arrival int64 // of the waiter with the answer
 	answer  acquireReply
+	asked   time.Time // when the command of the answer was sent, or is sent now
 	until   time.Time // the lease of the owner should be over; while an answer is awaited, a limit
 	lost    time.Time // when the places of all waiters were in doubt last
 }
@@ -93,14 +94,15 @@ func (l *looker) note(a store.Claim, r acquireReply, answer wire.Answer) {
 		l.asked = now
 	}
 	if l.arrival <= k.arrival || now.After(k.until) {
-		k.arrival, k.answer, k.until = l.arrival, r, now.Add(leaseLeft(a, r))
+		k.arrival, k.answer, k.asked, k.until = l.arrival, r, l.asked, now.Add(leaseLeft(a, r))
 	}
 	l.of[l.crowd] = k
 }
 
 // rest returns how long the waiter goes on to sleep when its time is over, as an earlier waiter has
-// an answer that holds, and that answer. 0: the waiter asks, and the others wait for the answer until
-// limit.
+// a newer answer that holds, and that answer. An older answer may name a former owner, whose lease
+// was longer than that of the owner that the waiter has seen. 0: the waiter asks, and the others wait
+// for the answer until limit.
 func (l *looker) rest(limit time.Duration) (time.Duration, acquireReply) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,10 +110,10 @@ func (l *looker) rest(limit time.Duration) (time.Duration, acquireReply) {
 	switch left := k.until.Sub(now); {
 	case !l.joined, l.asked.Before(k.lost):
 		return 0, k.answer
-	case left > 0 && k.arrival < l.arrival:
+	case left > 0 && k.arrival < l.arrival && k.asked.After(l.asked):
 		return left + l.turn, k.answer
 	}
-	k.arrival, k.until = l.arrival, now.Add(limit)
+	k.arrival, k.asked, k.until = l.arrival, now, now.Add(limit)
 	l.of[l.crowd] = k
 	return 0, k.answer
 }

@@ -103,6 +103,19 @@ func TestTheAnswerToAWaiterServesNobodyInFrontOfIt(t *testing.T) {
 	})
 }
 
+// The owner that an older answer names may have left, and the next one may have a short lease.
+func TestNoWaiterRestsForAnAnswerThatIsOlderThanItsOwn(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		first := c.waiter(1)
+		pass(time.Second)
+		second := c.waiter(2)
+		pass(time.Second)
+		require.Zero(t, rests(second))
+		require.Zero(t, rests(first), "the answer to another one serves nobody in front of it")
+		require.Positive(t, rests(second))
+	})
+}
+
 func TestAWaiterWithoutAnAnswerHoldsUpTheOthersForALimit(t *testing.T) {
 	inCrowd(t, func(c *crowded) {
 		first, second := c.waiter(1), c.waiter(2)

@@ -143,3 +143,25 @@ func TestEachWaiterOfALostQueueAsksOnce(t *testing.T) {
 		}
 	})
 }
+
+// The waiters in front were told of an owner with a long lease, and sleep for ten seconds.
+func TestAWaiterKnowsThatTheNextOwnerHasAShorterLease(t *testing.T) {
+	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+		long, short := w.NewClient(relock.WithTTL(time.Hour)), w.NewClient(relock.WithTTL(time.Second))
+		p := w.NewClient(relock.WithTTL(time.Second))
+		section := w.Enter(t.Context(), long.NewLock("a"))
+		next := w.Start(t.Context(), short.NewLock("a"))
+		stage.Pass(time.Millisecond)
+		first := w.Start(t.Context(), p.NewLock("a"))
+		stage.Pass(time.Millisecond)
+		w.Leave(section, long.NewLock("a"))
+		next.Section()
+		second := w.Start(t.Context(), p.NewLock("a"))
+		require.NoError(t, short.Close()) // its lease ends by itself
+		end := time.Now().Add(w.Redis.TTL(stage.BaseKey("a")))
+		first.Section()
+		require.LessOrEqual(t, first.Ended.Sub(end), time.Second, "the lock was free for longer than a TTL")
+		first.Leave()
+		second.Leave()
+	})
+}
