@@ -94,7 +94,10 @@ func (l *looker) note(a store.Claim, r acquireReply, answer wire.Answer) {
 		l.asked = now
 	}
 	if l.arrival <= k.arrival || now.After(k.until) {
-		k.arrival, k.answer, k.asked, k.until = l.arrival, r, l.asked, now.Add(leaseLeft(a, r))
+		k.arrival, k.answer, k.asked = l.arrival, r, l.asked
+		if !answer.Unsure { // else the lost answer may have said that the place was lost: the next one asks, too
+			k.until = now.Add(leaseLeft(a, r))
+		}
 	}
 	l.of[l.crowd] = k
 }

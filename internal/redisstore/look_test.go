@@ -145,6 +145,20 @@ func TestEachWaiterAsksOnceWhenOneHasFoundItsPlaceLost(t *testing.T) {
 	})
 }
 
+// The repeat finds the place that the first attempt has made anew.
+func TestAnAnswerBehindALostOneServesNobody(t *testing.T) {
+	inCrowd(t, func(c *crowded) {
+		first, second := c.waiter(1), c.waiter(2)
+		pass(ttl)
+		require.Zero(t, rests(first))
+		r := acquireReply{status: statusQueued, remaining: ttl, number: 1}
+		first.note(store.Claim{TTL: ttl}, r, wire.Answer{Sent: time.Now(), Unsure: true})
+		require.Equal(t, longest+time.Millisecond, rests(second))
+		pass(longest + time.Millisecond)
+		require.Zero(t, rests(second))
+	})
+}
+
 func TestEachWaiterAsksOnceWhenOneHasTheLockWithoutAMessage(t *testing.T) {
 	inCrowd(t, func(c *crowded) {
 		first, second := c.waiter(1), c.waiter(2)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/stage"
 )
 
@@ -163,5 +164,26 @@ func TestAWaiterKnowsThatTheNextOwnerHasAShorterLease(t *testing.T) {
 		require.LessOrEqual(t, first.Ended.Sub(end), time.Second, "the lock was free for longer than a TTL")
 		first.Leave()
 		second.Leave()
+	})
+}
+
+func TestALostAnswerHidesNoLostQueue(t *testing.T) {
+	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+		owner, p := w.NewClient(), w.NewClient()
+		w.Enter(t.Context(), owner.NewLock("a"))
+		var waiting []*stage.Attempt
+		for range 30 {
+			waiting = append(waiting, w.Start(t.Context(), p.NewLock("a")))
+			stage.Pass(time.Millisecond)
+		}
+		before := places(w)
+		w.Redis.Del(stage.BaseKey("a") + ":queue")
+		p.Net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		stage.Pass(relock.DefaultTTL * 10)
+		require.Equal(t, before, places(w))
+		require.NoError(t, owner.Close())
+		for _, a := range waiting {
+			a.Leave()
+		}
 	})
 }
