@@ -17,6 +17,9 @@ const (
 	// stagger is the time between a waiter and the one before it in the queue: the first one has the
 	// lock by then, unless it is dead, too.
 	stagger = time.Millisecond
+	// glance is how long a waiter rests while another one awaits its answer: the answer may say that
+	// the queue is lost, or be the lock.
+	glance = 50 * time.Millisecond
 	// longRecheck is the longest part of an owner's lease that a waiter with a shorter lease waits
 	// out. The lock may have another owner by the end of longRecheck, with a shorter lease.
 	longRecheck = 10 * time.Second
@@ -59,6 +62,7 @@ type look struct {
 	answer  acquireReply
 	asked   time.Time // when the command of the answer was sent, or is sent now
 	until   time.Time // the lease of the owner should be over; while an answer is awaited, a limit
+	awaited bool      // that answer
 	lost    time.Time // when the places of all waiters were in doubt last
 }
 
@@ -96,7 +100,7 @@ func (l *looker) note(a store.Claim, r acquireReply, answer wire.Answer) {
 	if l.arrival <= k.arrival || now.After(k.until) {
 		k.arrival, k.answer, k.asked = l.arrival, r, l.asked
 		if !answer.Unsure { // else the lost answer may have said that the place was lost: the next one asks, too
-			k.until = now.Add(leaseLeft(a, r))
+			k.until, k.awaited = now.Add(leaseLeft(a, r)), false
 		}
 	}
 	l.of[l.crowd] = k
@@ -114,9 +118,12 @@ func (l *looker) rest(limit time.Duration) (time.Duration, acquireReply) {
 	case !l.joined, l.asked.Before(k.lost):
 		return 0, k.answer
 	case left > 0 && k.arrival < l.arrival && k.asked.After(l.asked):
+		if k.awaited {
+			left = min(left, glance)
+		}
 		return left + l.turn, k.answer
 	}
-	k.arrival, k.asked, k.until = l.arrival, now, now.Add(limit)
+	k.arrival, k.asked, k.until, k.awaited = l.arrival, now, now.Add(limit), true
 	l.of[l.crowd] = k
 	return 0, k.answer
 }

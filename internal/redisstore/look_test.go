@@ -77,7 +77,7 @@ func TestTheAnswerToAWaiterServesThoseBehindIt(t *testing.T) {
 		pass(ttl)
 		require.Zero(t, rests(first))
 		for _, l := range []*looker{second, third} {
-			require.Equal(t, longest+time.Millisecond, rests(l), "for the answer to the first one")
+			require.Equal(t, glance+time.Millisecond, rests(l), "for the answer to the first one")
 		}
 		pass(time.Second)
 		c.answer(first, 1, false)
@@ -86,7 +86,7 @@ func TestTheAnswerToAWaiterServesThoseBehindIt(t *testing.T) {
 		require.EqualValues(t, 1, answer.number)
 		pass(ttl + time.Millisecond)
 		require.Zero(t, rests(second), "the first one has not asked in its turn")
-		require.Equal(t, longest+time.Millisecond, rests(third))
+		require.Equal(t, glance+time.Millisecond, rests(third))
 	})
 }
 
@@ -121,8 +121,11 @@ func TestAWaiterWithoutAnAnswerHoldsUpTheOthersForALimit(t *testing.T) {
 		first, second := c.waiter(1), c.waiter(2)
 		pass(ttl)
 		require.Zero(t, rests(first))
-		pass(rests(second))
-		require.Zero(t, rests(second))
+		asked := time.Now()
+		for d := rests(second); d > 0; d = rests(second) {
+			pass(d)
+		}
+		require.Equal(t, longest+time.Millisecond, time.Since(asked))
 	})
 }
 
@@ -153,8 +156,8 @@ func TestAnAnswerBehindALostOneServesNobody(t *testing.T) {
 		require.Zero(t, rests(first))
 		r := acquireReply{status: statusQueued, remaining: ttl, number: 1}
 		first.note(store.Claim{TTL: ttl}, r, wire.Answer{Sent: time.Now(), Unsure: true})
-		require.Equal(t, longest+time.Millisecond, rests(second))
-		pass(longest + time.Millisecond)
+		require.Positive(t, rests(second))
+		pass(longest)
 		require.Zero(t, rests(second))
 	})
 }

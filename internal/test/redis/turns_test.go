@@ -187,3 +187,30 @@ func TestALostAnswerHidesNoLostQueue(t *testing.T) {
 		}
 	})
 }
+
+// The next waiters are due before the first one has its answer, which says that the queue is lost.
+func TestWaitersOfALostQueueDoNotRestBehindTheAnswerThatSaysSo(t *testing.T) {
+	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+		owner, p := w.NewClient(), w.NewClient()
+		w.Enter(t.Context(), owner.NewLock("a"))
+		p.Net.Delay(5 * time.Millisecond)
+		l := p.NewLock("a")
+		var waiting []*stage.Attempt
+		for range 30 {
+			waiting = append(waiting, w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
+				section, err := l.Lock(ctx)
+				require.NoError(t, err)
+				return section, l.Unlock(section)
+			}))
+			stage.Pass(10 * time.Millisecond)
+		}
+		w.Redis.FlushAll()
+		lost := time.Now()
+		require.NoError(t, owner.Close())
+		for _, a := range waiting {
+			_, err := a.Result()
+			require.NoError(t, err)
+			require.LessOrEqual(t, a.Ended.Sub(lost), relock.DefaultTTL+time.Second)
+		}
+	})
+}
