@@ -212,7 +212,8 @@ type State struct {
 	Waiters int
 	// Queue has the first of these waiters, by turn: at most a hundred, without those whose processes
 	// are known to be dead. Queue is nil where nobody waits, where the store does not tell (see
-	// [store.Queueing]; in Redis to a user who may not call ZRANGE), and in [Client.List].
+	// [store.Queueing]; in Redis to a user who may not call ZRANGE, TIME and PUBSUB), and in
+	// [Client.List].
 	Queue []Waiter
 	Mode  event.Mode // of Holder
 	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose

@@ -291,7 +291,7 @@ func (s *nativeStore) Waiters(ctx context.Context, a store.Claim, most int) (all
 	now := time.Now()
 	fields, is := answer.Reply.([]any)
 	if !is {
-		return nil, fmt.Errorf("%w: the user may not call ZRANGE", errors.ErrUnsupported)
+		return nil, fmt.Errorf("%w: the user may not call ZRANGE, TIME or PUBSUB", errors.ErrUnsupported)
 	}
 	for place := range slices.Chunk(fields, 3) {
 		var id, letter string

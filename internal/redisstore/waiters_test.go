@@ -54,10 +54,16 @@ func TestOnlyWaitersThatListenAreNamed(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, found, "the first place is that of a dead process")
 
-	require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "u", "on", ">u", "~*", "&*", "+@all", "-zrange").Err())
-	weak, _ := open(func(o *redis.Options) { o.Username, o.Password = "u", "u" })
-	_, err = weak.Waiters(t.Context(), a, 10)
-	require.ErrorIs(t, err, errors.ErrUnsupported)
+	for _, right := range []string{"-zrange", "-time", "-pubsub"} {
+		user := []any{"ACL", "SETUSER", "u", "reset", "on", ">u", "~*", "&*", "+@all", right}
+		require.NoError(t, server.Client().Do(t.Context(), user...).Err())
+		weak, _ := open(func(o *redis.Options) { o.Username, o.Password = "u", "u" })
+		state, err := weak.Look(t.Context(), a)
+		require.NoError(t, err, right)
+		require.Equal(t, 2, state.Waiters)
+		_, err = weak.Waiters(t.Context(), a, 10)
+		require.ErrorIs(t, err, errors.ErrUnsupported, right)
+	}
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
 	require.NoError(t, s.Forget(t.Context(), []store.Claim{second})[0])
