@@ -497,6 +497,27 @@ func TestAReleaseOfAKnownEndEndsThere(t *testing.T) {
 	})
 }
 
+// TestAReleaseThatEndsSoonFreesALateMember ends the call where the lease of the majority ends. The
+// lease of a member that a renewal has reached alone is longer.
+func TestAReleaseThatEndsSoonFreesALateMember(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, late []int) {
+		s := r.linked(func(i int, k *stage.Link) {
+			if slices.Contains(late, i) {
+				k.On(stage.Delay(200*time.Millisecond, 0), stage.CmdRelease)
+			}
+		})
+		l, err := s.Try(r.Context(), claim(minute))
+		require.NoError(r, err)
+		ctx := lifetime.Until(r.Context(), time.Now().Add(100*time.Millisecond))
+		require.NoError(r, s.Release(ctx, l))
+		ctx.Stop()
+		pass(time.Second)
+		state, err := r.members[late[0]].Look(r.Context(), l.Claim)
+		require.NoError(r, err)
+		require.Empty(r, state.Owner)
+	})
+}
+
 // TestAFillBesideABreakDoesNotComeBack renews a hold while the members are freed one by one.
 func TestAFillBesideABreakDoesNotComeBack(t *testing.T) {
 	for _, apart := range []time.Duration{20 * time.Millisecond, 400 * time.Millisecond} {

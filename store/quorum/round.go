@@ -74,9 +74,10 @@ func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func
 
 // begin returns the context of the commands of a round, which ends with ctx until stop, at the time
 // limit, and with r.cancel. A command whose context is known to end late enough needs no goroutine
-// of its own, see package lifetime.
+// of its own, see package lifetime. Such a context ends with ctx also after stop, so the end has to
+// leave each member the time of straggle.
 func (r *round[T]) begin(ctx context.Context, limit time.Duration) (run context.Context, stop func() bool) {
-	if end, is := ctx.Deadline(); is && limit == 0 && !lifetime.Within(ctx, 0) { // nothing else ends ctx
+	if end, is := ctx.Deadline(); is && limit == 0 && !lifetime.Within(ctx, straggle) { // nothing else ends ctx
 		until := lifetime.Until(ctx, end)
 		r.cancel = func(error) { until.Stop() }
 		return until, func() bool { return true }
