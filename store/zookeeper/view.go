@@ -64,7 +64,8 @@ func (s *Store) List(ctx context.Context, _ store.Claim) (map[string]store.Kind,
 	return found, nil
 }
 
-// abreast is the number of paths that List looks at together, and lookLimit the time for each answer.
+// abreast is the number of paths that List and Waiters look at together, and lookLimit the time for
+// each answer to List.
 const abreast, lookLimit = 16, 2 * time.Second
 
 // Look implements [store.Store]. A TTL is the whole lease, as ZooKeeper does not tell when a
@@ -136,25 +137,30 @@ func (s *Store) Waiters(ctx context.Context, a store.Claim, most int) (waiters [
 		if err != nil {
 			return err
 		}
-		waiters = nil
+		var waiting []node
 		for i, n := range nodes {
-			if isIn(nodes, i) || len(waiters) == most {
-				continue
+			if len(waiting) < most && !isIn(nodes, i) {
+				waiting = append(waiting, n)
 			}
+		}
+		waiters = make([]store.Waiter, len(waiting))
+		errs := attempts.Each(len(waiting), abreast, func(i int) error {
+			n := waiting[i]
 			r, err := x.get(ctx, s.path(a)+"/"+n.name)
 			if errors.Is(err, zk.ErrNoNode) {
-				continue
+				return nil
 			}
 			if err != nil {
 				return err
 			}
-			w := store.Waiter{ID: decode(n, r.data, time.Duration(x.timeout.Load())).ID, Limit: 1}
+			waiters[i] = store.Waiter{ID: decode(n, r.data, time.Duration(x.timeout.Load())).ID, Limit: 1}
 			if n.reads {
-				w.Limit = store.Unlimited
+				waiters[i].Limit = store.Unlimited
 			}
-			waiters = append(waiters, w)
-		}
-		return nil
+			return nil
+		})
+		waiters = slices.DeleteFunc(waiters, func(w store.Waiter) bool { return w.ID == "" }) // gone meanwhile
+		return cmp.Or(errs...)
 	})
 	return waiters, err
 }
