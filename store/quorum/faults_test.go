@@ -518,6 +518,39 @@ func TestAReleaseThatEndsSoonFreesALateMember(t *testing.T) {
 	})
 }
 
+// nameless is a member that counts its waiters, and knows none of them.
+type nameless struct{ store.Store }
+
+// TestAQueueThatItsMemberDoesNotTellIsNotThatOfAnother has waiters at the first member only.
+func TestAQueueThatItsMemberDoesNotTellIsNotThatOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		s := r.over(func(i int, m *mem.Store) store.Store {
+			if i == 0 {
+				return nameless{m}
+			}
+			return m
+		})
+		l, a := r.try(minute), claim(minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := s.Wait(ctx, a, nothing)
+			ended <- err
+		}()
+		synctest.Wait()
+		state, err := s.Look(t.Context(), a)
+		require.NoError(t, err)
+		require.Equal(t, 1, state.Waiters)
+		found, err := s.(store.Queueing).Waiters(t.Context(), a, 10)
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		require.Empty(t, found)
+		cancel()
+		require.ErrorIs(t, <-ended, context.Canceled)
+		require.NoError(t, s.Release(t.Context(), l))
+	})
+}
+
 // TestAFillBesideABreakDoesNotComeBack renews a hold while the members are freed one by one.
 func TestAFillBesideABreakDoesNotComeBack(t *testing.T) {
 	for _, apart := range []time.Duration{20 * time.Millisecond, 400 * time.Millisecond} {

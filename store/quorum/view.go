@@ -60,18 +60,30 @@ func (q *quorum) Look(ctx context.Context, a store.Claim) (store.State, error) {
 	return state, nil
 }
 
+// queue is the answer of a member to Waiters. untold says why the member does not tell: other members
+// have other queues.
+type queue struct {
+	waiters []store.Waiter
+	untold  error
+}
+
 // Waiters implements [store.Queueing]: the queue of the first member that can be reached.
 func (q *quorum) Waiters(ctx context.Context, a store.Claim, most int) ([]store.Waiter, error) {
-	r := ask(ctx, q, longestLimit, (*round[[]store.Waiter]).settled,
-		func(ctx context.Context, i int) ([]store.Waiter, error) {
-			if m, is := q.members[i].(store.Queueing); is {
-				return m.Waiters(ctx, a, most)
+	r := ask(ctx, q, longestLimit, (*round[queue]).settled,
+		func(ctx context.Context, i int) (queue, error) {
+			m, is := q.members[i].(store.Queueing)
+			if !is {
+				return queue{untold: fmt.Errorf("%w: who waits", errors.ErrUnsupported)}, nil
 			}
-			return nil, fmt.Errorf("%w: who waits", errors.ErrUnsupported)
+			waiters, err := m.Waiters(ctx, a, most)
+			if errors.Is(err, errors.ErrUnsupported) {
+				return queue{untold: err}, nil
+			}
+			return queue{waiters: waiters}, err
 		})
 	r.behind()
 	if first, _ := r.first(); first.done && ctx.Err() == nil {
-		return first.value, first.err
+		return first.value.waiters, cmp.Or(first.err, first.value.untold)
 	}
 	return nil, failed(ctx, r.errs())
 }
