@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/go-relock/relock/event"
@@ -211,9 +212,9 @@ type State struct {
 	// [WithRedissonLayout] Waiters is 0.
 	Waiters int
 	// Queue has the first of these waiters, by turn: at most a hundred, without those whose processes
-	// are known to be dead. Queue is nil where nobody waits, where the store does not tell (see
-	// [store.Queueing]; in Redis to a user who may not call ZRANGE, TIME and PUBSUB), and in
-	// [Client.List].
+	// are known to be dead, and in the process of Holder without those that the lock was handed to.
+	// Queue is nil where nobody waits, where the store does not tell (see [store.Queueing]; in Redis
+	// to a user who may not call ZRANGE, TIME and PUBSUB), and in [Client.List].
 	Queue []Waiter
 	Mode  event.Mode // of Holder
 	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose
@@ -258,6 +259,10 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 	}
 	if err != nil {
 		return State{}, l.opError("state", "", err)
+	}
+	served := func(w Waiter) bool { return w.Holder == state.Holder }
+	if i := slices.IndexFunc(state.Queue, served); i >= 0 && l.claim.Kind == store.Mutex { // a run, see pass.go
+		state.Queue = state.Queue[i+1:]
 	}
 	return state, nil
 }

@@ -496,3 +496,20 @@ func TestEachLeaderOfAClientHasAHoldOfItsOwn(t *testing.T) {
 		}
 	})
 }
+
+// TestStateInARunNamesWhoWaits looks from the process of the run, which knows whom it has served.
+func TestStateInARunNamesWhoWaits(t *testing.T) {
+	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+		r := newRun(t, w, 3)
+		r.next()
+		r.next()
+		state, err := r.l.State(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, stage.HolderOf(t, r.section), state.Holder)
+		require.Len(t, state.Queue, 1)
+		last := state.Queue[0].Holder
+		r.next()
+		require.Equal(t, last, stage.HolderOf(t, r.section))
+		r.leaveAll()
+	})
+}
