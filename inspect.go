@@ -246,8 +246,9 @@ func (s State) Locked() bool { return s.Holder != "" }
 
 // State asks the store for the holder of the lock, in one round trip, and for its queue in a second
 // one if somebody waits. State changes nothing, and the answer may be outdated on arrival: State is
-// for operators and tests, not for decisions. State works after [Client.Close] too. Errors: ctx's; [ErrUnavailable], after 2 s without an answer;
-// errors of the store; [ErrInvalid].
+// for operators and tests, not for decisions. State works after [Client.Close] too. Errors: ctx's;
+// [ErrUnavailable], after 2 s without an answer, or 4 s if the store falls silent after the first
+// answer; errors of the store; [ErrInvalid].
 func (l *Lock) State(ctx context.Context) (State, error) {
 	s, err := l.ownerOf("state", ctx)
 	if err != nil {
