@@ -78,7 +78,7 @@ func (c *Client) hintContextTimeout(rdb redis.UniversalClient) {
 		keeps = rdb.Options().ContextTimeoutEnabled
 	}
 	if !keeps {
-		c.log(c.settings.logger, slog.LevelInfo, "relock: the go-redis client has no ContextTimeoutEnabled: "+costs)
+		c.log(c.settings.logger, slog.LevelInfo, "relock: the go-redis client has no ContextTimeoutEnabled", slog.String("costs", costs))
 	}
 }
 
