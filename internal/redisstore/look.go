@@ -49,7 +49,7 @@ type looks struct {
 	of map[crowd]look
 }
 
-// crowd is the waiters for one lock with the same TTL.
+// crowd is the waiters for one lock with the same TTL, of any kind: they all wait for the same owner.
 type crowd struct {
 	name string
 	ttl  time.Duration

@@ -20,12 +20,12 @@ import (
 type waiting struct {
 	progress func(store.Progress)
 
-	woken  store.Wake // the reason for the last claim
-	unsure bool       // a command may run yet
-	queued bool       // the waiter may have a place in the queue
-	tries  int        // that did not find the node of a channel
-	due    bool       // the last sleep has lasted for its time
-	rested bool       // the waiter has slept on, for the answer to another one
+	woken    store.Wake // the reason for the last claim
+	unsure   bool       // a command may run yet
+	queued   bool       // the waiter may have a place in the queue
+	tries    int        // that did not find the node of a channel
+	timedOut bool       // the last sleep has lasted for its time
+	rested   bool       // the waiter has slept on, for the answer to another one
 }
 
 // fail returns the error of the call. Cleanup takes back the rest of the call.
@@ -73,12 +73,12 @@ func (w *waiting) listen(ctx context.Context, h *subs.Hub, t subs.Topic, id stri
 func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-chan subs.Note) (n subs.Note, err error) {
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
-	w.due = false
+	w.timedOut = false
 	select {
 	case n = <-notes[0]:
 	case n = <-notes[1]:
 	case <-timer.C:
-		w.due = true
+		w.timedOut = true
 	case <-ctx.Done():
 		select {
 		case n = <-notes[0]:
@@ -98,7 +98,7 @@ func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-c
 // rest is sleep in turns with the other waiters of the store: see looker.
 func (w *waiting) rest(ctx context.Context, recheck time.Duration, notes [2]<-chan subs.Note, own *looker, limit time.Duration) (n subs.Note, err error) {
 	for {
-		if n, err = w.sleep(ctx, recheck, notes); !w.due {
+		if n, err = w.sleep(ctx, recheck, notes); !w.timedOut {
 			return n, err
 		}
 		var answer acquireReply
@@ -148,7 +148,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Claim, progress func(sto
 		case err != nil:
 			return store.Lease{}, w.fail(err)
 		case r.status == statusOurs:
-			if w.due {
+			if w.timedOut {
 				own.took()
 			}
 			return s.keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked)
