@@ -59,7 +59,7 @@ var budgets = map[string]cost{
 	"once, replay":           {79, 5552, 1, 1, 1, 442},
 	"quorum pair":            {124, 14375, 9, 6, 6, 1197},
 	"quorum pair, prompt":    {118, 13845, 6, 6, 6, 1197},
-	"hand-over":              {71, 5488, 2, 2, 2, 432},
+	"hand-over":              {72, 5648, 2, 2, 2, 432},
 	"renewal of 1000":        {181, 766892, 4, 17, 16, 103957},
 }
 
