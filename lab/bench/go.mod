@@ -3,7 +3,7 @@ module github.com/go-relock/relock/lab/bench
 go 1.26.0
 
 require (
-	github.com/bsm/redislock v0.9.4
+	github.com/bsm/redislock v0.10.0
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/go-relock/relock v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
