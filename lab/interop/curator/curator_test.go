@@ -34,25 +34,29 @@ const (
 // world is a server with a mutex and a read-write lock in Go, of one name.
 type world struct {
 	testing.TB
-	server *zktest.Server
-	conn   *zk.Conn
-	lock   *relock.Lock
-	rw     *relock.RWLock
+	server  *zktest.Server
+	session time.Duration
+	conn    *zk.Conn
+	lock    *relock.Lock
+	rw      *relock.RWLock
 }
 
-func newWorld(t testing.TB) *world {
+func newWorld(t testing.TB) *world { return newWorldOf(t, session) }
+
+// newWorldOf has sessions of a length, and leases of two thirds of it.
+func newWorldOf(t testing.TB, session time.Duration) *world {
 	t.Helper()
 	server := zktest.Start(t)
 	s, err := relockzk.New(server.Address(), relockzk.WithRoot("/locks"), relockzk.WithSessionTimeout(session))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	c, err := relock.Open(s, relock.WithTTL(2*time.Second))
+	c, err := relock.Open(s, relock.WithTTL(2*session/3))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	conn, _, err := zk.Connect([]string{server.Address()}, patience, zk.WithLogInfo(false))
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
-	return &world{TB: t, server: server, conn: conn, lock: c.NewLock("orders"), rw: c.NewRWLock("orders")}
+	return &world{TB: t, server: server, session: session, conn: conn, lock: c.NewLock("orders"), rw: c.NewRWLock("orders")}
 }
 
 // waitNodes waits until the lock has n nodes: the holder and the waiters.
@@ -75,7 +79,7 @@ type java struct {
 // java starts a process with a Curator client and one InterProcessMutex.
 func (w *world) java() *java {
 	w.Helper()
-	return w.run(session, "-XX:TieredStopAtLevel=1", "relock.interop.Main")
+	return w.run(w.session, "-XX:TieredStopAtLevel=1", "relock.interop.Main")
 }
 
 // run starts a Java program, with the server, the lock and the session in front of the arguments.

@@ -159,7 +159,7 @@ func stay() { <-time.After(time.Duration(rand.IntN(1000)) * time.Microsecond) }
 // TestManyOfBothLanguages lets everybody read, write, read on after a write, and, in Go, write inside
 // of a read.
 func TestManyOfBothLanguages(t *testing.T) {
-	w := newWorld(t)
+	w := newWorldOf(t, patience) // whose leases a busy machine does not miss
 	const rounds = 60
 	var h hall
 	var all sync.WaitGroup
