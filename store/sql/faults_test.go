@@ -36,6 +36,45 @@ func (d *database) cutFrom(n int) (lost func() bool) {
 	return func() bool { return packets.Load() > int64(n) }
 }
 
+// A wait that has joined the queue without an answer, and was granted the lock, does not say that the
+// lock was free: others may wait behind it.
+func TestAWaitThatHasJoinedWithoutAnAnswerFoundNoFreeLock(t *testing.T) {
+	servers(t, func(d *rig) {
+		t := d.T
+		s, past := d.store(t), d.past(t)
+		joined := 0
+		for n, done := 0, false; !done; n++ {
+			a := claim(time.Minute)
+			owner := try(t, past, a)
+			a.ID = claim(time.Minute).ID
+			lost := d.cutFrom(n)
+			got := make(chan store.Lease, 1)
+			go func() {
+				l, _ := s.Wait(t.Context(), a, func(store.Progress) {})
+				got <- l
+			}()
+			var state store.State
+			require.Eventually(t, func() bool {
+				var err error
+				state, err = past.Look(t.Context(), a)
+				return err == nil && (state.Waiters > 0 || lost())
+			}, time.Minute, time.Millisecond)
+			done = !lost()
+			require.NoError(t, past.Release(t.Context(), owner))
+			d.proxy.Watch(nil)
+			d.proxy.Cut()
+			l := <-got
+			require.Equal(t, a.ID, l.ID)
+			if state.Waiters > 0 {
+				joined++
+				require.NotEqual(t, store.WakeNone, l.Woken, "behind %d packets", n)
+			}
+			require.NoError(t, past.Release(t.Context(), l))
+		}
+		require.Positive(t, joined)
+	})
+}
+
 // Each command loses its connection behind each packet of the server, for ever. A command whose
 // error is not unsure must not have run.
 func TestACommandThatLosesItsConnectionAnywhereSaysSo(t *testing.T) {

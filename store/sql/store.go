@@ -176,6 +176,9 @@ func (s *Store) claim(ctx context.Context, tries int, a store.Claim, w ways) (p 
 		u = releasing // places must not lapse, nor a grant find nobody, while new waiters come
 	}
 	err = s.run(ctx, command{u, a, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
+		if !l.Sent.IsZero() { // the attempt before may have joined the queue
+			l.Woken = store.WakeRecheck
+		}
 		l.Sent = time.Now()
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, true)

@@ -1,6 +1,7 @@
 package relocksql
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"time"
@@ -28,7 +29,7 @@ func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Pro
 		case err != nil:
 			return store.Lease{}, leftBehind(arrival != 0, err)
 		case p.arrival == 0:
-			l.Woken = woken
+			l.Woken = cmp.Or(woken, l.Woken)
 			return l, nil
 		case scout && p.arrival != arrival: // the places are lost
 			s.wake(a.Name)
