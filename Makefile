@@ -175,7 +175,6 @@ kubernetes: ## Locks in Leases of a real API server, which it builds from Go mod
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"
-	@cd lab/soak && GO="$(GO)" sh ../../tools/fuzz.sh "$(FUZZTIME)"
 
 soak: soak-faults soak-fake ## Both of the next two (test runs only the first one)
 
