@@ -213,8 +213,9 @@ type State struct {
 	Waiters int
 	// Queue has the first of these waiters, by turn: at most a hundred, without those whose processes
 	// are known to be dead, and in the process of Holder without those that the lock was handed to.
-	// Queue is nil where nobody waits, where the store does not tell (see [store.Queueing]; in Redis
-	// to a user who may not call ZRANGE, TIME and PUBSUB), and in [Client.List].
+	// Queue is nil where nobody waits, where the store does not tell (see [store.Queueing]; Redis not
+	// to a user who may not call ZRANGE, TIME and PUBSUB, ZooKeeper not to one who may not read all
+	// waiters), and in [Client.List].
 	Queue []Waiter
 	Mode  event.Mode // of Holder
 	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose

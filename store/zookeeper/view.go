@@ -147,10 +147,12 @@ func (s *Store) Waiters(ctx context.Context, a store.Claim, most int) (waiters [
 		errs := attempts.Each(len(waiting), abreast, func(i int) error {
 			n := waiting[i]
 			r, err := x.get(ctx, s.path(a)+"/"+n.name)
-			if errors.Is(err, zk.ErrNoNode) {
+			switch {
+			case errors.Is(err, zk.ErrNoNode):
 				return nil
-			}
-			if err != nil {
+			case errors.Is(err, zk.ErrNoAuth): // of another user; the lock itself can be read
+				return fmt.Errorf("%w: the user may not read the nodes of all waiters", errors.ErrUnsupported)
+			case err != nil:
 				return err
 			}
 			waiters[i] = store.Waiter{ID: decode(n, r.data, time.Duration(x.timeout.Load())).ID, Limit: 1}

@@ -1,16 +1,36 @@
 package relockzk_test
 
 import (
+	"errors"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/test/tcptest"
 	"github.com/go-relock/relock/internal/test/zktest"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/zookeeper"
 )
+
+// A user who may not read the node of a waiter sees the lock as before, without its queue.
+func TestAWaiterThatMayNotBeReadIsNotNamed(t *testing.T) {
+	server := zktest.Start(t)
+	closed := open(t, server.Address(), relockzk.WithACL(zk.DigestACL(zk.PermAll, "relock", "secret")...),
+		relockzk.WithAuth("digest", []byte("relock:secret")))
+	s := open(t, server.Address())
+	l := take(t, s, 20*time.Second)
+	w := wait(t, closed, 20*time.Second)
+	state, err := s.Look(t.Context(), l.Claim)
+	require.NoError(t, err)
+	require.Equal(t, 1, state.Waiters)
+	_, err = s.Waiters(t.Context(), l.Claim, 100)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.NoError(t, s.Release(t.Context(), l))
+	require.NoError(t, closed.Release(t.Context(), w.get(t)))
+}
 
 // TestWaitersAreReadTogether has a server that is far away. A State has two seconds for its queue,
 // and a hundred reads one after the other would need four.
