@@ -145,9 +145,10 @@ func (l *Locks) check(ctx context.Context) error {
 // The context that Lock returns is for the work and for Unlock. The context ends when any of the
 // locks is lost, and otherwise as for [Lock.Lock].
 //
-// On error the context returned has ended, as that of [Lock.Lock], and the caller has entered none of
-// the locks. Those that were taken are given back: Lock waits for that for at most 50 ms, and cleanup
-// does the rest in the background. The errors are the errors of [Lock.Lock] for one of the locks.
+// On error the context returned has ended, as that of [Lock.Lock], and the caller has entered none
+// of the locks. Those that were taken are given back: Lock waits for that for at most 50 ms, and
+// cleanup does the rest in the background. The errors are the errors of [Lock.Lock] for one of the
+// locks.
 func (l *Locks) Lock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, forever)
 }

@@ -149,8 +149,8 @@ func (c *Client) newLock(claim store.Claim, options []Option) *Lock {
 // first. A server that does not serve is a single line. Check takes at most 3 s, 6 s with a quorum,
 // and the time of [WithReplicaAcks]. In Redis Check does not ask for the six commands that only
 // other kinds of locks, loans and the search for deadlocks need, see docs/OPERATIONS.md. Check is
-// for the start of a process. Check leaves nothing in the store. The text of an error has a line for
-// each missing part. Errors: ctx's, [ErrUnavailable], errors of the store.
+// for the start of a process. Check leaves nothing in the store. The text of an error has a line
+// for each missing part. Errors: ctx's, [ErrUnavailable], errors of the store.
 func (c *Client) Check(ctx context.Context) error {
 	l := c.NewLock("check")
 	if err := l.check(ctx); err != nil {
@@ -212,7 +212,8 @@ func (c *Client) Close() error {
 const hookLimit = 5 * time.Second
 
 // close ends the life of the client and reports the end of each hold: each hold ends before, or is
-// reported here or at its end, whichever comes first. close returns the work to do without the mutex.
+// reported here or at its end, whichever comes first. close returns the work to do without the
+// mutex.
 func (t *table) close(c *Client) (todo []func()) {
 	t.mu.Lock()
 	t.closed = true

@@ -192,7 +192,8 @@ func TestAClientWithoutHoldsDoesNotLookAtTheClock(t *testing.T) {
 	})
 }
 
-// The times of a synctest bubble have no reading of the monotonic clock, and those of a process have.
+// The times of a synctest bubble have no reading of the monotonic clock, and those of a process
+// have.
 func TestBothRealClocksCount(t *testing.T) {
 	c, err := relock.Open(mem.New())
 	require.NoError(t, err)

@@ -168,7 +168,8 @@ func (t *table) releaseLocked(h *hold, end, err error) {
 }
 
 // endEventLocked reports the end of h to its traces, and returns the call of its hook; nil: none.
-// Close reports the end of a hold that is lost or left later, too. err is why a release was not confirmed.
+// Close reports the end of a hold that is lost or left later, too. err is why a release was not
+// confirmed.
 func (t *table) endEventLocked(h *hold, err error) func() {
 	t.endTracesLocked(h, err)
 	hooks := &h.hooks

@@ -287,8 +287,8 @@ func ExampleLock_DoFor() {
 	// 204
 }
 
-// ErrNotEntered tells a call that has done nothing, and may be repeated, from one whose function has
-// run.
+// ErrNotEntered tells a call that has done nothing, and may be repeated, from one whose function
+// has run.
 func ExampleLock_DoFor_notEntered() {
 	client, stop := connect()
 	defer stop()
@@ -699,8 +699,8 @@ func ExampleLock_ForceUnlock() {
 	// nobody has it: true
 }
 
-// A batch of minutes lets short jobs in: where it can stop, it looks whether somebody has asked, and
-// if so queues behind whoever waits.
+// A batch of minutes lets short jobs in: where it can stop, it looks whether somebody has asked,
+// and if so queues behind whoever waits.
 func ExampleLock_Wanted() {
 	client := inMemory()
 	defer client.Close()

@@ -183,7 +183,7 @@ func (h *hold) nextTTLLocked(now time.Time) time.Duration {
 	return left
 }
 
-// isLongestLocked says whether a lease that ends now is the last one that WithMaxHold allows.
+// isLongestLocked says whether WithMaxHold leaves no time for another lease after now.
 func (h *hold) isLongestLocked(now time.Time) bool {
 	return h.maxHold > 0 && h.since.Add(h.maxHold).Sub(now) < MinTTL+store.Margin(h.ttl)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// line queues the calls of one client that wait for one lock, first come first served, as a store
-// whose waiters race gets one racer of each client. The hold at its head asks the store; all other
-// holds wait for their turn. The head leaves the line when it has the lock, and the next hold asks.
+// line is the queue of one client for one lock, in a store whose waiters race: only the hold at the
+// head of the line asks the store. When the head has the lock, it leaves the line, and the next hold
+// asks.
 //
 // A line exists while it has a head. The table's mutex guards the line.
 type line struct {

@@ -67,8 +67,8 @@ func (c *Client) List(ctx context.Context, match func(name string) bool) ([]List
 	return slices.DeleteFunc(all, func(l Listed) bool { return l.Name == "" }), nil
 }
 
-// listed looks at a lock that has this kind, or else another one by now. The name is empty if
-// nobody has the lock or waits for it.
+// listed looks at a lock. Its kind is likely, or another one if the lock has changed since the
+// search. The name is empty if nobody has the lock or waits for it.
 func (c *Client) listed(ctx context.Context, name string, likely store.Kind) (Listed, error) {
 	for _, kind := range []store.Kind{likely, store.Mutex, store.ReadWrite, store.Semaphore} {
 		l := c.newLock(store.Claim{Name: name, Kind: kind, Limit: 1}, nil)

@@ -122,8 +122,8 @@ func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 
 // TryLockFor is [Lock.Lock] with a time limit: TryLockFor gives up with a [*LockedError] after
 // wait. The limit is no deadline of the returned context. If the store has not named the holder by
-// the end of wait, the error matches [context.DeadlineExceeded] and [ErrUnavailable] instead. A wait
-// of 0 is TryLock; a wait below 0 is [ErrInvalid].
+// the end of wait, the error matches [context.DeadlineExceeded] and [ErrUnavailable] instead. A
+// wait of 0 is TryLock; a wait below 0 is [ErrInvalid].
 func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := checkWait("TryLockFor", wait); err != nil {
 		return refused(ctx, err), err
@@ -183,8 +183,9 @@ func (a *acquiring) run() (context.Context, error) {
 	return a.section, nil
 }
 
-// refused returns the context of a call that has not entered. The context has ended and is inside of
-// no section, so that a caller who ignores err does no work without the lock, and unlocks nothing.
+// refused returns the context of a call that has not entered. The context has ended and is inside
+// of no section, so that a caller who ignores err does no work without the lock, and unlocks
+// nothing.
 func refused(ctx context.Context, err error) context.Context {
 	if ctx == nil {
 		ctx = context.Background()
@@ -453,8 +454,8 @@ func (l *Lock) opError(op string, holder Holder, err error) error {
 // Unlock leaves the nearest entry of this lock around ctx. The lock is free, and is granted to the
 // next waiter, when all entries of its hold are left, in any order. If the next waiter is a call of
 // this client, Unlock may hand the lock to that call inside the process, without a command. ctx is
-// the context that Lock returned, or a context derived from it. ctx may be done already: Unlock has a
-// time limit of its own (10 s, or the end of the lease if that is sooner).
+// the context that Lock returned, or a context derived from it. ctx may be done already: Unlock has
+// a time limit of its own (10 s, or the end of the lease if that is sooner).
 //
 // In every case but [ErrInvalid] the entry is left, and its context has ended. Errors:
 //   - [ErrNotHeld]: ctx is inside no entry of this lock (which is also logged), or the entry was

@@ -233,8 +233,8 @@ func WithMaxWaiters(n int) Option {
 
 // WithLogger makes the client log to l: losses, leaks and hooks that panic as errors, trouble with
 // the store and dropped events as warnings, reconnects and a go-redis client without
-// ContextTimeoutEnabled ([New]) at level info, retries at level debug. The default is to log nothing.
-// nil is not allowed.
+// ContextTimeoutEnabled ([New]) at level info, retries at level debug. The default is to log
+// nothing. nil is not allowed.
 //
 // The goroutine of the hooks calls l, and log records wait in one queue with the events: if l is
 // slow, both can be dropped, see [event.Hooks]. The logger of a single lock gets its losses, its
@@ -253,8 +253,8 @@ func WithLogger(l *slog.Logger) Option {
 }
 
 // WithHooks sets functions to call for the events of a lock; see [event.Hooks]. WithHooks replaces
-// the hooks of an earlier WithHooks. Renewed, Reconnected, Retried and Dropped are hooks of the client,
-// and are not called if given to a lock.
+// the hooks of an earlier WithHooks. Renewed, Reconnected, Retried and Dropped are hooks of the
+// client, and are not called if given to a lock.
 func WithHooks(h event.Hooks) Option {
 	return Option{"WithHooks", ofLock, func(s *settings) { s.hooks, s.traces = h, h.Traces() }}
 }
@@ -284,10 +284,10 @@ func WithReplicaAcks(n int, timeout time.Duration) Option {
 // WithAOFAcks makes a new hold count only when the server, and n replicas, have the hold in their
 // append-only files on disk (the WAITAOF command, of Redis 7.2 or newer, and of Valkey). So a
 // server that restarts still knows the lock, also with appendfsync everysec. In all else
-// WithAOFAcks is [WithReplicaAcks], also for renewals, and takes back an earlier WithReplicaAcks: if
-// fewer servers confirm within timeout, this entry is undone, and Lock returns [ErrNotReplicated].
-// With appendfsync everysec a new hold takes up to a second, with appendfsync always about as long
-// as the disk.
+// WithAOFAcks is [WithReplicaAcks], also for renewals, and takes back an earlier WithReplicaAcks:
+// if fewer servers confirm within timeout, this entry is undone, and Lock returns
+// [ErrNotReplicated]. With appendfsync everysec a new hold takes up to a second, with appendfsync
+// always about as long as the disk.
 //
 // n is from 0 to 100. A server without an append-only file refuses, as [Client.Check] tells at the
 // start.

@@ -74,8 +74,8 @@ func (a *acquiring) refusedBy(err error) {
 }
 
 // waitsForItself warns of a call that has waited for a while for a hold of its own client, or for a
-// section around it. around is the entry of that section; nil: none. Goroutines that take turns wait
-// for their own client, too, so each line of the program is warned of once.
+// section around it. around is the entry of that section; nil: none. Goroutines that take turns
+// wait for their own client, too, so each line of the program is warned of once.
 func (l *Lock) waitsForItself(id store.ID, around *entry, stack []uintptr) {
 	c := l.client
 	h, msg := (*hold)(nil), "relock: a call waits for a hold of this very client: a nested call needs the context of its section"

@@ -195,8 +195,8 @@ func roundOf(rounds *[]round, acks store.Acks) *round {
 	return &(*rounds)[i]
 }
 
-// firstDueLocked returns the first hold in the heap whose time has come, or nearly, for a round that
-// is sent anyway; nil: none.
+// firstDueLocked returns the first hold in the heap whose time has come, or nearly, for a round
+// that is sent anyway; nil: none.
 func (t *table) firstDueLocked(now time.Time, isSent bool) *hold {
 	item, due := t.leases.First()
 	if item == nil {

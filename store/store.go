@@ -47,8 +47,8 @@ func (k Kind) String() string {
 // A Claim is what a call wants of a lock: a hold, of a kind, for a time.
 //
 // One rule serves all kinds of locks: a hold is in with at most Limit holds, itself included, and
-// never beside a hold whose Limit is smaller than their number. All claims of a name share one queue:
-// the first waiter is let in as soon as the rule admits it, and then the next.
+// never beside a hold whose Limit is smaller than their number. All claims of a name share one
+// queue: the first waiter is let in as soon as the rule admits it, and then the next.
 type Claim struct {
 	// Name is the lock, in the spelling returned by [Store.Check].
 	Name string
@@ -164,8 +164,8 @@ type Run struct {
 // Until returns the deadline of the lease: from the deadline on another hold may have the lock. The
 // deadline counts from before the command was sent, and is earlier than the store's own end of the
 // lease by a margin of 1 % of the TTL and 2 ms, for clocks that run at different rates and for the
-// resolution of the store's clock. (The Redlock algorithm has the same margin.) A lease is over when
-// the monotonic clock or the wall clock has passed Until.
+// resolution of the store's clock. (The Redlock algorithm has the same margin.) A lease is over
+// when the monotonic clock or the wall clock has passed Until.
 func (l Lease) Until() time.Time { return l.Sent.Add(l.TTL - Margin(l.TTL)) }
 
 // Margin returns the time between the deadline of a lease and the end of the lease.

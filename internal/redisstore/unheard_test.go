@@ -176,6 +176,17 @@ func TestARunEndsBeforeAWaitThatAsksJustNow(t *testing.T) {
 	require.False(t, r.store.waited.has(sleeps), "a grant to its place is given back")
 }
 
+// awaitSleep waits until the wait of a hold sleeps.
+func (r *rig) awaitSleep(id string) {
+	r.Helper()
+	w := &r.store.waited
+	redistest.Eventually(r, limit, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.holds[store.ID(id)].asleep != nil
+	}, "the wait sleeps")
+}
+
 func TestAWaitThatWasPassedALeaseReturnsItAlsoBehindTheEndOfItsContext(t *testing.T) {
 	r, _ := faulty(t)
 	owner, id := r.enter("a"), newID("b")
@@ -194,12 +205,7 @@ func TestAWaitThatWasPassedALeaseReturnsItAlsoBehindTheEndOfItsContext(t *testin
 	}()
 	<-queued
 	w := &r.store.waited
-	asleep := func() bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.holds[store.ID(id)].asleep != nil
-	}
-	redistest.Eventually(t, limit, asleep, "the wait sleeps")
+	r.awaitSleep(id)
 	l := r.held(owner, minute)
 	l.Run = &store.Run{Behind: []store.ID{store.ID(id)}}
 	w.mu.Lock()
@@ -225,12 +231,7 @@ func TestALeaseThatIsPassedOnBesideAGrantIsToBeConfirmed(t *testing.T) {
 	}()
 	<-queued
 	w := &r.store.waited
-	asleep := func() bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.holds[store.ID(id)].asleep != nil
-	}
-	redistest.Eventually(t, limit, asleep, "the wait sleeps")
+	r.awaitSleep(id)
 	l := r.held(owner, minute)
 	l.Sent, l.Run = time.Now(), &store.Run{Behind: []store.ID{store.ID(id)}}
 	topic, mark := r.store.topic(r.claim(id, minute)), newID("b")
