@@ -131,11 +131,12 @@ func TestACommandThatRunsTwiceOrThreeTimesDoesWhatItDoesOnce(t *testing.T) {
 	}
 }
 
-// The command is on its way while the client closes, and Redis has confirmed that nothing is left.
+// The command is on its way while the client closes, and Redis has confirmed that nothing is left. A
+// repeat of the command is on its way, too.
 func TestCloseForgetsOnceMoreWhatALateCommandMayTake(t *testing.T) {
 	w := stage.OnShared(t)
 	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = stage.Limit })
-	late := p.Faults.Once(w.Script(stage.LuaAcquire), redistest.Hold())
+	late := p.Faults.On(w.Script(stage.LuaAcquire), redistest.Hold())
 	forgets := p.Faults.On(w.Script(stage.LuaForget), redistest.After(func([]string, string) {}))
 	ctx, cancel := context.WithCancel(t.Context())
 	gone := w.Start(ctx, p.NewLock("a"))
