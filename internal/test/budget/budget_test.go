@@ -172,9 +172,9 @@ func measure(server *fakeredis.Server, n int, run func()) cost {
 // count counts what op costs, once all is warm: the least of several rounds, as a busy machine adds
 // timers and repeats to some of them. No collection empties pools in a round.
 func count(server *fakeredis.Server, op func()) cost {
-	const rounds, n = 6, 500
+	const rounds, n = 30, 100
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	for range n / 2 {
+	for range 2 * n {
 		op()
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
