@@ -49,7 +49,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	prefix := "relock-cron:" + rand.Text()[:8] + ":"
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
-	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
+	bounded, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	d := &demo{out: out, start: time.Now(), told: map[int]bool{}, outbox: &outbox{}}
 	err = d.tell(bounded, options, prefix)

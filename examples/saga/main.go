@@ -51,7 +51,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	prefix := "relock-saga:" + rand.Text()[:8] + ":"
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
-	bounded, cancel := context.WithTimeout(ctx, 30*time.Second)
+	bounded, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	d := &demo{options: options, prefix: prefix, asked: map[string]string{}}
 	err = d.tell(bounded, out)

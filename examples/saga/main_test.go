@@ -22,7 +22,7 @@ import (
 func TestEveryScenarioOnAServer(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis")
 	server := redistest.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, server.URL()), "%s", &out)
@@ -70,7 +70,7 @@ func TestWorkersThatDieAtRandomLeaveAllOrNothing(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis")
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	server := redistest.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	d := &demo{options: server.Options(), prefix: "test:", asked: map[string]string{}}
 	var points []string
