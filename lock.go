@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock/event"
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/inside"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/timers"
@@ -385,11 +386,11 @@ func (h *hold) isEnough(l store.Lease) bool {
 const lateLeases = 3
 
 // whole gets a whole lease in place of a lease that is nearly over, as the answer was slow, or the
-// wait for the grant was long. A hold that is gone was over before its begin: whole asks again for
-// a hold with another ID, as cleanup forgets the old ID.
+// wait for the grant was long. A hold that is gone was over before its begin: whole asks again after
+// a pause, for a hold with another ID, as cleanup forgets the old ID.
 func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store.Lease, error) {
 	c := a.lock.client
-	for n := 1; ; n++ {
+	for n, pause := 1, (attempts.Pause{}); ; n++ {
 		lease := late
 		lease.TTL = h.ttl
 		lease, err := c.store.Enter(ctx, lease, 1)
@@ -404,6 +405,7 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 		}
 		c.table.unpass(h)
 		c.cleanup.add(h, late.Claim, h.ttl)
+		pause.Wait(ctx.Done()) // each ID that is over costs the store and cleanup work
 		claim := late.Claim
 		claim.TTL = h.ttl
 		claim.ID, _ = c.newID(h.holder)

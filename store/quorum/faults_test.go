@@ -660,6 +660,33 @@ func (m lapsed) Wait(ctx context.Context, a store.Claim, progress func(store.Pro
 	return l, err
 }
 
+// TestAWaiterThatCannotGiveBackAsksWithPauses has a member that the owner misses, and whose answers
+// to Forget are lost: each ask of the waiter has its lock, and so spends its ID.
+func TestAWaiterThatCannotGiveBackAsksWithPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		owner := claim(minute)
+		for _, m := range r.members[:2] {
+			require.NoError(t, second(m.Try(t.Context(), owner)))
+		}
+		var last *stage.Link
+		c, err := relock.Open(r.linked(func(_ int, k *stage.Link) { last = k }))
+		require.NoError(t, err)
+		last.On(stage.LoseAnswer(errDown), stage.CmdForget)
+		_, err = c.NewLock("orders").TryLockFor(t.Context(), minute/2)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.LessOrEqual(t, last.Sent(stage.CmdTry), 70)
+		last.Heal()
+		require.NoError(t, c.Close())
+		for i, m := range r.members {
+			state, err := m.Look(t.Context(), owner)
+			require.NoError(t, err)
+			require.Zero(t, state.Waiters)
+			require.Equal(t, i < 2, state.Owner == owner.ID)
+		}
+	})
+}
+
 // TestAGrantThatWasOverSpendsItsAsk has the first member say so when the waiter enters.
 func TestAGrantThatWasOverSpendsItsClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -128,6 +128,28 @@ func TestALeaseThatIsOverBeforeItBeginsIsAskedForAsAnother(t *testing.T) {
 	}
 }
 
+// spent is a store whose grants are over when they come, as a quorum's are that nobody confirms.
+type spent struct{ *stage.Link }
+
+func (s spent) Wait(ctx context.Context, a store.Claim, _ func(store.Progress)) (store.Lease, error) {
+	if ctx.Err() != nil {
+		return store.Lease{}, ctx.Err()
+	}
+	return store.Lease{Claim: a}, nil
+}
+
+func TestACallWhoseGrantsAreOverAsksAgainWithGrowingPauses(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		link := stage.NewLink(w.Store)
+		c, err := relock.Open(spent{link})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, c.Close()) }()
+		_, err = c.NewLock("a").TryLockFor(t.Context(), time.Minute)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.InDelta(t, 120, link.Sent(stage.CmdEnter), 10)
+	})
+}
+
 func TestTryLockGivesUpOnLeasesThatAreOverBeforeTheyBegin(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 100 * time.Millisecond
