@@ -20,17 +20,16 @@ const (
 	// glance is how long a waiter rests while another one awaits its answer: the answer may say that
 	// the queue is lost, or be the lock.
 	glance = 50 * time.Millisecond
-	// longRecheck is the longest part of an owner's lease that a waiter with a shorter lease waits
-	// out. The lock may have another owner by the end of longRecheck, with a shorter lease.
-	longRecheck = 10 * time.Second
 )
 
-// leaseLeft returns for how long the owner's lease should last from an answer on.
+// leaseLeft returns for how long the owner's lease should last from an answer on. Of a lease that is
+// longer than its own, or has no end, a waiter waits out as much as its own: the lock may have
+// another owner by then, with a shorter lease.
 func leaseLeft(a store.Claim, r acquireReply) time.Duration {
 	if r.remaining < 0 { // a foreign key without a lease
 		return a.TTL
 	}
-	return min(r.remaining, max(a.TTL, longRecheck))
+	return min(r.remaining, a.TTL)
 }
 
 // turn returns how long behind the end of a lease a waiter asks: at once, if it is the first one.

@@ -24,7 +24,7 @@ func TestAWaiterAsksInItsTurnBehindTheLeaseOfTheOwner(t *testing.T) {
 		{minute, time.Second, 3, time.Second + 3*stagger, time.Second + 3*stagger},
 		{minute, time.Second, 100_000, time.Second, 21 * time.Second},
 		{minute, time.Hour, 0, minute, minute},
-		{time.Second, time.Hour, 1, longRecheck + stagger, longRecheck + stagger},
+		{time.Second, time.Hour, 1, time.Second + stagger, time.Second + stagger},
 		{time.Second, -time.Millisecond, 0, time.Second, time.Second},
 		{time.Millisecond, 0, 9, 0, time.Millisecond / 3},
 	} {

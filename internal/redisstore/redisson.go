@@ -51,6 +51,9 @@ func redissonField(id store.ID) string {
 // usualTTL is the lease of a lock of Redisson that names none (lockWatchdogTimeout).
 const usualTTL = 30 * time.Second
 
+// longRecheck is the longest part of an owner's lease that a waiter with a shorter lease waits out.
+const longRecheck = 10 * time.Second
+
 // Prefixes of Redisson's names.
 const (
 	redissonChannel = "redisson_lock__channel:"

@@ -59,6 +59,39 @@ func TestTheNextOneIsInTwoMillisecondsAfterTheLeaseOfADeadOwner(t *testing.T) {
 	}
 }
 
+// The next owner has a short lease, and dies behind a long lease that the waiter has seen.
+func TestAWaiterSleepsNoLongerBesideAFreeLockThanItsOwnTTL(t *testing.T) {
+	const long, short = time.Minute, time.Second
+	for _, ttl := range []time.Duration{100 * time.Millisecond, short, 5 * time.Second, long} {
+		for _, takesOver := range []string{"from the queue", "from a queue that is lost"} {
+			t.Run(ttl.String()+", the next owner has the lock "+takesOver, func(t *testing.T) {
+				stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
+					first, p := w.NewClient(relock.WithTTL(long)).NewLock("a"), w.NewClient(relock.WithTTL(ttl))
+					dies := w.NewClient(relock.WithTTL(short))
+					section := w.Enter(t.Context(), first)
+					var waiting *stage.Attempt
+					if takesOver == "from the queue" {
+						next := w.Start(t.Context(), dies.NewLock("a"))
+						stage.Pass(time.Millisecond)
+						waiting = w.Start(t.Context(), p.NewLock("a"))
+						w.Leave(section, first)
+						next.Section()
+					} else {
+						waiting = w.Start(t.Context(), p.NewLock("a"))
+						w.Redis.FlushAll()
+						w.Enter(t.Context(), dies.NewLock("a"))
+					}
+					require.NoError(t, dies.Close())
+					free := time.Now().Add(w.Redis.TTL(stage.BaseKey("a")))
+					waiting.Section()
+					require.Less(t, waiting.Ended.Sub(free), ttl, "the lock is free")
+					waiting.Leave()
+				})
+			})
+		}
+	}
+}
+
 func TestEachWaiterOfAQueueThatIsLostHasItsPlaceAgain(t *testing.T) {
 	stage.OnEmbedded(t, func(t *testing.T, w *stage.Embedded) {
 		owner := w.NewClient()
