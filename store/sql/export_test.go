@@ -3,6 +3,8 @@ package relocksql
 import (
 	"context"
 	"time"
+
+	"github.com/go-relock/relock/store"
 )
 
 // CleanOlder is Clean of rows of another age.
@@ -23,6 +25,13 @@ func (s *Store) OneRow(name, id string) map[string][]any {
 		s.text(selectRows): {n, n, n, i}, s.text(renewRow): {1, 1, n, i}, s.text(enterRow): {1, n, i},
 		s.text(keepPlace): {1, "inbox", n, i}, s.text(deleteRow): {n, i}, s.text(s.grammar.grant): {n, i},
 	}
+}
+
+// AskAgain returns the time after which the first waiter asks again by itself. left is the rest of the
+// owner's lease.
+func AskAgain(ttl, left time.Duration) time.Duration {
+	s := &Store{life: context.Background()}
+	return s.askAgain(store.Claim{TTL: ttl}, place{busy: &store.Busy{Owner: "a", TTL: left}}, false)
 }
 
 // Turns are the turns of a pool.

@@ -454,3 +454,16 @@ func TestErrorsOfDriversAreJudged(t *testing.T) {
 		}
 	}
 }
+
+func TestTheFirstWaiterSleepsBehindALongerLeaseForItsOwnTTL(t *testing.T) {
+	for _, c := range []struct{ ttl, left, from, to time.Duration }{
+		{time.Second, time.Minute, time.Second, time.Second},
+		{time.Minute, time.Second, time.Second, time.Second + 6*time.Millisecond},
+		{time.Minute, time.Minute, beatAtLeast, 2 * beatAtLeast},
+	} {
+		for range 100 {
+			d := relocksql.AskAgain(c.ttl, c.left)
+			require.True(t, c.from <= d && d <= c.to, "%+v: %s", c, d)
+		}
+	}
+}

@@ -97,7 +97,9 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration) (n note, err error)
 // One is enough, so the other waiters take time.
 const promptWaiters = 4
 
-// askAgain returns the time after which a waiter asks again by itself.
+// askAgain returns the time after which a waiter asks again by itself. A waiter that looks for the end
+// of the owner's lease sleeps for no longer than its own: the lock may have another owner by then, with
+// a shorter lease.
 func (s *Store) askAgain(a store.Claim, p place, scout bool) time.Duration {
 	d := beat/2 + rand.N(beat/2)
 	if s.life.Err() != nil {
@@ -108,7 +110,7 @@ func (s *Store) askAgain(a store.Claim, p place, scout bool) time.Duration {
 	case p.busy.Owner == "": // an earlier waiter is in the way
 		return d
 	case p.position < promptWaiters || scout:
-		return min(d, left+rand.N(5*time.Millisecond))
+		return min(d, a.TTL, left+rand.N(5*time.Millisecond))
 	default:
 		return min(d, left+rand.N(a.TTL/3+1))
 	}
