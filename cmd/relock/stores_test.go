@@ -174,7 +174,7 @@ func TestASQLiteFileNeedsNoPreparation(t *testing.T) {
 	var runs sync.WaitGroup
 	for range 8 { // all of them find no file
 		runs.Go(func() {
-			assert.Equal(t, result{stdout: "mine\n"}, do(t, in, "run", "job", "--store", "sqlite:my%20locks.db", "--", "echo", "mine"))
+			assert.Equal(t, result{stdout: "mine\n"}, do(t, in, "--timeout", "1m", "run", "job", "--store", "sqlite:my%20locks.db", "--", "echo", "mine"))
 		})
 	}
 	runs.Wait()

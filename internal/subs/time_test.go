@@ -121,8 +121,8 @@ func TestASweepLooksAtNoSubscriptionThatHasListeners(t *testing.T) {
 		r.listen("a", "1").Close()
 		link := kept.sub.link
 		mark := func(f func()) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
+			link.hub.mu.Lock()
+			defer link.hub.mu.Unlock()
 			f()
 		}
 		mark(func() { link.subs[nil] = struct{}{} })

@@ -56,15 +56,25 @@ func TestAnAnswerOlderThanThePubSubConnectionDoesNotEndIt(t *testing.T) {
 	back := make(chan struct{}, 10)
 	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute },
 		relock.WithHooks(event.Hooks{Reconnected: func(event.Reconnected) { back <- struct{}{} }}))
-	answered := make(chan struct{})
-	p.Faults.On(redistest.Named("SUBSCRIBE"), redistest.Before(func([]string) { <-answered })).Skip(1)
+	answered, seen := make(chan struct{}), make(chan struct{})
+	await := func(c chan struct{}) {
+		select {
+		case <-c:
+		case <-t.Context().Done():
+		}
+	}
+	p.Faults.On(redistest.Named("SUBSCRIBE"), redistest.Before(func([]string) { await(answered) })).Skip(1)
 	p.Faults.Once(w.Script(stage.LuaAcquire), redistest.Before(func([]string) {
 		p.Faults.CutPubSub()
 		redistest.Eventually(t, w.Limit, func() bool { return len(redistest.Subscriptions(t, w.Plain)) == 0 }, "the server has noticed")
 	})).Skip(1)
-	p.Faults.Once(w.Script(stage.LuaAcquire), redistest.After(func([]string, string) { close(answered); <-back })).Skip(1)
+	p.Faults.Once(w.Script(stage.LuaAcquire), redistest.After(func([]string, string) {
+		close(answered)
+		await(back)
+		close(seen)
+	})).Skip(1)
 	waiter := w.Start(t.Context(), p.NewLock("a"))
-	w.AwaitWaiters("a", 1)
+	await(seen)
 	stage.SleepUntil(time.Now().Add(100 * time.Millisecond))
 	t.Logf("%d times subscribed", p.Faults.Commands("SUBSCRIBE"))
 	require.Equal(t, 2, p.Faults.Commands("SUBSCRIBE"), "the new connection is kept")
