@@ -351,8 +351,20 @@ func (w *memory) join(patience time.Duration) *peer {
 	return &peer{w.open(y.over), y}
 }
 
-func (w *memory) settle()        {}
-func (w *memory) left() []string { return nil }
+func (w *memory) settle() {}
+
+func (w *memory) left() (all []string) {
+	for i, m := range w.stores {
+		locks, err := m.List(context.Background(), store.Claim{})
+		if err != nil {
+			all = append(all, fmt.Sprintf("store %d: %v", i, err))
+		}
+		for name := range locks {
+			all = append(all, fmt.Sprintf("store %d: %s", i, name))
+		}
+	}
+	return all
+}
 
 func (w *memory) troubles() []troubles { return []troubles{{100 * time.Millisecond, w.faults}} }
 
