@@ -44,8 +44,7 @@ func (c *of) Value(key any) any {
 // answered before. The creator calls Stop, as the CancelFunc of a context.
 type Ending struct {
 	caller   Guarded
-	parent   context.Context // of caller, with or without the end of caller
-	other    context.Context // ends the Ending, too; nil: parent does not end, and only the deadline counts
+	other    context.Context // ends the Ending, as caller does; nil: only the deadline ends the Ending
 	deadline time.Time       // zero: none
 	cause    error           // of the deadline; nil: DeadlineExceeded
 
@@ -57,17 +56,13 @@ type Ending struct {
 
 // Until returns a context with the values of ctx that ends at a deadline, and not with ctx.
 func Until(ctx context.Context, deadline time.Time) *Ending {
-	e := &Ending{caller: Guarded{ctx}, deadline: deadline}
-	e.parent = context.WithoutCancel(&e.caller)
-	return e
+	return &Ending{caller: Guarded{ctx}, deadline: deadline}
 }
 
 // EndingWith returns a context with the values of ctx that ends with ctx, and with other and its
 // cause.
 func EndingWith(ctx, other context.Context) *Ending {
-	e := &Ending{caller: Guarded{ctx}, other: other}
-	e.parent = &e.caller
-	return e
+	return &Ending{caller: Guarded{ctx}, other: other}
 }
 
 // EndingAfter is EndingWith, and the context ends with a cause when wait is over.
@@ -79,7 +74,10 @@ func EndingAfter(ctx, other context.Context, wait time.Duration, cause error) *E
 
 // Deadline implements [context.Context].
 func (e *Ending) Deadline() (time.Time, bool) {
-	deadline, is := e.parent.Deadline()
+	if e.other == nil {
+		return e.deadline, true
+	}
+	deadline, is := e.caller.Deadline()
 	if !e.deadline.IsZero() && (!is || e.deadline.Before(deadline)) {
 		return e.deadline, true
 	}
@@ -91,7 +89,7 @@ func (e *Ending) Done() <-chan struct{} { return e.make().Done() }
 
 // Err implements [context.Context].
 func (e *Ending) Err() error {
-	if !e.isMade() && e.parent.Err() == nil && (e.other == nil || e.other.Err() == nil) &&
+	if !e.isMade() && (e.other == nil || e.caller.Err() == nil && e.other.Err() == nil) &&
 		(e.deadline.IsZero() || time.Now().Before(e.deadline)) {
 		return nil
 	}
@@ -103,7 +101,15 @@ func (e *Ending) Value(key any) any {
 	if e.isMade() {
 		return e.make().Value(key) // context.Cause asks for a value of package context
 	}
-	return e.parent.Value(key)
+	return e.parent().Value(key)
+}
+
+// parent returns the context of the caller, without its end if the end does not end the Ending.
+func (e *Ending) parent() context.Context {
+	if e.other == nil {
+		return context.WithoutCancel(&e.caller)
+	}
+	return &e.caller
 }
 
 // Stop ends the context. Stop may be called again.
@@ -138,9 +144,9 @@ func (e *Ending) make() context.Context {
 
 func (e *Ending) begin() (context.Context, context.CancelFunc) {
 	if e.other == nil {
-		return context.WithDeadlineCause(e.parent, e.deadline, e.cause)
+		return context.WithDeadlineCause(e.parent(), e.deadline, e.cause)
 	}
-	ctx, cancel := context.WithCancelCause(e.parent)
+	ctx, cancel := context.WithCancelCause(e.parent())
 	stop := context.AfterFunc(e.other, func() { cancel(context.Cause(e.other)) })
 	if e.other.Err() != nil {
 		cancel(context.Cause(e.other))
@@ -199,7 +205,7 @@ func endsOf(ctx context.Context) [3]<-chan struct{} {
 			return [3]<-chan struct{}{e.other.Done(), ends[0], ends[1]}
 		}
 	}
-	return [3]<-chan struct{}{e.other.Done(), e.parent.Done()}
+	return [3]<-chan struct{}{e.other.Done(), e.caller.Done()}
 }
 
 // Ended returns the end of a done context as an error. The error matches both ctx.Err and the
