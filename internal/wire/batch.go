@@ -275,7 +275,7 @@ func merge(flights []*flight) []*scriptCall {
 }
 
 func callOf(flights []*flight) scriptCall {
-	return scriptCall{spec: *flights[0].spec, flights: flights}
+	return scriptCall{spec: flights[0].spec, flights: flights}
 }
 
 // finish hands each flight its outcome. With unsure an earlier send of the attempt may have run.

@@ -219,7 +219,7 @@ func ending(t *testing.T, taken bool, check func(t *testing.T, err error, sent i
 					time.AfterFunc(soon, cancel)
 				}
 				defer cancel()
-				c := &scriptCall{spec: spec{script: setScript}, flights: []*flight{{unit: r.unit(0, "x")}}}
+				c := &scriptCall{spec: &spec{script: setScript}, flights: []*flight{{unit: r.unit(0, "x")}}}
 				r.wire.exchange(ctx, []*scriptCall{c})
 				check(t, c.err, held.Hits())
 			})

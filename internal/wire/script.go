@@ -59,7 +59,7 @@ func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)
 
 // scriptCall is one call of a script for one or more units, with the reply.
 type scriptCall struct {
-	spec
+	*spec
 	flights []*flight // one for each unit
 	room    []any     // for the arguments, if they fit
 
