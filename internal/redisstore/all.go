@@ -19,7 +19,7 @@ func (s *nativeStore) TryAll(ctx context.Context, claims []store.Claim) ([]store
 	if err := s.checkAll(claims); err != nil || len(claims) == 0 {
 		return nil, err
 	}
-	ttls := func(elapsed time.Duration) []any {
+	ttls := func(_ []any, elapsed time.Duration) []any {
 		all := make([]any, len(claims))
 		for i, a := range claims {
 			if ttl := repeatMillis(a.Kept(a.TTL), elapsed); i == 0 || all[i-1] != ttl {
@@ -32,7 +32,7 @@ func (s *nativeStore) TryAll(ctx context.Context, claims []store.Claim) ([]store
 	}
 	script, common := s.entering(s.scripts.all)
 	c := inOneCall(script, common, claims)
-	c.Unit.Args, c.Repeat, c.Yields = ttls(0), ttls, true
+	c.Unit.Args, c.Repeat, c.Yields = ttls(nil, 0), ttls, true
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
 		if apart := wire.Refused(err) || wire.Code(err) == "TRYAGAIN"; apart && !answer.Unsure {

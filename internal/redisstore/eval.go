@@ -121,7 +121,7 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Claim, script store.S
 	c := &wire.Call{
 		Script: s.user(s.first(), "try", script), Tries: boundTries, Patience: takingLimit(a), Yields: true,
 		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(lifetime.Millis(a.Kept(a.TTL)))},
-		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
+		Repeat: func(_ []any, elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
 		Acks:   a.Acks,
 		Report: a.Report,
 	}

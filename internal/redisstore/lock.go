@@ -126,19 +126,13 @@ func (s *nativeStore) claim(ctx context.Context, a store.Claim, arrival string, 
 	if a.Kind != store.Mutex {
 		script = s.scripts.kinds.acquire
 	}
-	kept := a.Kept(a.TTL)
 	c := &wire.Call{
-		Unit: s.acquireUnit(a, lifetime.Millis(kept), arrival), Tries: tries, Patience: takingLimit(a),
+		Unit: s.acquireUnit(a, lifetime.Millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: takingLimit(a),
 		Yields: true, Acks: a.Acks, Report: a.Report,
 	}
 	c.Script, c.Common = s.entering(script)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
-		args := c.Unit.Args
-		c.Repeat = func(elapsed time.Duration) []any {
-			args := slices.Clone(args)
-			args[1] = repeatMillis(kept, elapsed) // the TTL stands there for each kind of lock
-			return args
-		}
+		c.Repeat = forTheRest
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
@@ -153,6 +147,14 @@ func (s *nativeStore) claim(ctx context.Context, a store.Claim, arrival string, 
 		err = store.ErrDeadlock
 	}
 	return r, answer, unsureOf(answer, err)
+}
+
+// forTheRest makes the arguments of a repeat that asks for the rest of the lease, which is the second
+// argument of the scripts acquire.
+func forTheRest(first []any, elapsed time.Duration) []any {
+	args := slices.Clone(first)
+	args[1] = repeatMillis(fromMillis(first[1].(int64)), elapsed)
+	return args
 }
 
 // repeatMillis returns the lease that a repeat sets: after 4 s or 14 s, 6 s of a TTL of 10 s.
@@ -200,7 +202,7 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 	}
 	return s.enter(ctx, l, &wire.Call{
 		Script: s.scripts.kinds.renew, Common: s.publish(), Unit: kindUnit(l.Claim, lifetime.Millis(l.Kept(l.TTL)), ""),
-		Repeat: func(elapsed time.Duration) []any {
+		Repeat: func(_ []any, elapsed time.Duration) []any {
 			return kindUnit(l.Claim, lifetime.Millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
 		},
 	})

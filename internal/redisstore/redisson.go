@@ -102,13 +102,12 @@ func (s *redissonStore) topics(name string) []subs.Topic {
 }
 
 func (s *redissonStore) claim(ctx context.Context, a store.Claim, tries int) (acquireReply, wire.Answer, error) {
-	field, kept := s.field(a.ID), a.Kept(a.TTL)
 	c := &wire.Call{
 		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a), Yields: true,
-		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, lifetime.Millis(kept)}},
+		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{s.field(a.ID), lifetime.Millis(a.Kept(a.TTL))}},
 		Acks:   a.Acks,
 		Report: a.Report,
-		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(kept, elapsed)} },
+		Repeat: forTheRest,
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {

@@ -121,7 +121,7 @@ func tooFew(acks store.Acks, acked int) error {
 func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	return s.enter(ctx, l, &wire.Call{
 		Script: s.scripts.mutex.renew, Unit: s.renewal(l, l.TTL, count),
-		Repeat: func(elapsed time.Duration) []any { return s.renewal(l, max(l.TTL-elapsed, 0), count).Args },
+		Repeat: func(_ []any, elapsed time.Duration) []any { return s.renewal(l, max(l.TTL-elapsed, 0), count).Args },
 	})
 }
 

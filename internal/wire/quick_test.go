@@ -37,7 +37,7 @@ func TestAStallCostsAQuickAttemptOneRepeatThatIsNoTry(t *testing.T) {
 			t.Run(name+", sent "+who, func(t *testing.T) {
 				r, ctx := newQuickRig(t, options)
 				c := r.tries(1)
-				c.Repeat = func(elapsed time.Duration) []any {
+				c.Repeat = func(_ []any, elapsed time.Duration) []any {
 					require.GreaterOrEqual(t, elapsed, quickLimit)
 					return []any{"later"}
 				}

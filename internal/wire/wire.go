@@ -109,8 +109,8 @@ type Call struct {
 	// Report is told before the call is sent again; nil: nobody is.
 	Report attempts.Reporter
 	// Repeat makes the Unit.Args of an attempt at a time elapsed after Answer.First, once the end
-	// of an attempt is unknown. nil: the same as before.
-	Repeat func(elapsed time.Duration) []any
+	// of an attempt is unknown. first are those of the first attempt. nil: the same as before.
+	Repeat func(first []any, elapsed time.Duration) []any
 }
 
 // Migrating are scripts for TRYAGAIN, the answer of a server that has not all keys of a call.
@@ -203,7 +203,7 @@ func (p *progress) begin(c *Call) []any {
 		c.Report.Retrying(c.Script.Name, p.attempts, p.begun, p.last)
 	}
 	if p.Unsure && c.Repeat != nil {
-		args = c.Repeat(time.Since(p.First))
+		args = c.Repeat(args, time.Since(p.First))
 	}
 	p.send(time.Now())
 	p.begun = cmp.Or(p.begun, p.Sent)

@@ -194,7 +194,8 @@ func TestAnAttemptAfterALostReplyMayHaveOtherArguments(t *testing.T) {
 	r := newRig(t)
 	var elapsed []time.Duration
 	c := r.call("first")
-	c.Repeat = func(d time.Duration) []any {
+	c.Repeat = func(args []any, d time.Duration) []any {
+		require.Equal(t, c.Unit.Args, args)
 		elapsed = append(elapsed, d)
 		return []any{fmt.Sprintf("repeat %d", len(elapsed))}
 	}
