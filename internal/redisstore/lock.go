@@ -149,11 +149,15 @@ func (s *nativeStore) claim(ctx context.Context, a store.Claim, arrival string, 
 	return r, answer, unsureOf(answer, err)
 }
 
-// forTheRest makes the arguments of a repeat that asks for the rest of the lease, which is the second
-// argument of the scripts acquire.
+// forTheRest makes the arguments of a repeat that takes a lock for the rest of its lease.
 func forTheRest(first []any, elapsed time.Duration) []any {
-	args := slices.Clone(first)
-	args[1] = repeatMillis(fromMillis(first[1].(int64)), elapsed)
+	return withLease(first, repeatMillis(fromMillis(first[1].(int64)), elapsed))
+}
+
+// withLease returns arguments of a script acquire or renew, with another lease.
+func withLease(args []any, millis int64) []any {
+	args = slices.Clone(args)
+	args[1] = millis // for each kind of lock
 	return args
 }
 
@@ -200,12 +204,8 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 	if l.Kind == store.Mutex {
 		return s.redisStore.Enter(ctx, l, count)
 	}
-	return s.enter(ctx, l, &wire.Call{
-		Script: s.scripts.kinds.renew, Common: s.publish(), Unit: kindUnit(l.Claim, lifetime.Millis(l.Kept(l.TTL)), ""),
-		Repeat: func(_ []any, elapsed time.Duration) []any {
-			return kindUnit(l.Claim, lifetime.Millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
-		},
-	})
+	unit := kindUnit(l.Claim, lifetime.Millis(l.Kept(l.TTL)), "")
+	return s.enter(ctx, l, &wire.Call{Script: s.scripts.kinds.renew, Common: s.publish(), Unit: unit})
 }
 
 func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []error {

@@ -116,17 +116,20 @@ func tooFew(acks store.Acks, acked int) error {
 	return nil
 }
 
-// Enter sets the count and the lease of a hold. A repeat sets a lease that ends with the lease of
-// the first attempt, so a client that hears no answers keeps a lock for one TTL.
+// Enter sets the count and the lease of a hold.
 func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	return s.enter(ctx, l, &wire.Call{
-		Script: s.scripts.mutex.renew, Unit: s.renewal(l, l.TTL, count),
-		Repeat: func(_ []any, elapsed time.Duration) []any { return s.renewal(l, max(l.TTL-elapsed, 0), count).Args },
-	})
+	args := []any{s.field(l.ID), lifetime.Millis(l.Kept(l.TTL)), count}
+	return s.enter(ctx, l, &wire.Call{Script: s.scripts.mutex.renew, Unit: wire.Unit{Keys: []string{l.Name}, Args: args}})
 }
 
+// enter sends a call that sets the lease of a hold. A repeat sets a lease that ends with the lease of
+// the first attempt, so a client that hears no answers keeps a lock for one TTL.
 func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (store.Lease, error) {
 	c.Patience, c.Report = attemptLimit(l.TTL), l.Report
+	ttl, delay := l.TTL, l.Delay // and not the whole lease, which would be in the closure
+	c.Repeat = func(first []any, elapsed time.Duration) []any {
+		return withLease(first, lifetime.Millis(store.Claim{Delay: delay}.Kept(max(ttl-elapsed, 0))))
+	}
 	if l.TTL > 0 {
 		c.Acks, c.Patience = l.Acks, c.Patience+l.Acks.Timeout
 	}
@@ -175,10 +178,6 @@ func (s *redisStore) renewals(renewals []store.Renewal) []wire.Unit {
 		units[i] = wire.Unit{Keys: names[:1], Args: arg}
 	}
 	return units
-}
-
-func (s *redisStore) renewal(l store.Lease, ttl time.Duration, count int) wire.Unit {
-	return wire.Unit{Keys: []string{l.Name}, Args: []any{s.field(l.ID), lifetime.Millis(l.Kept(ttl)), count}}
 }
 
 // free sends a call that frees a lock. If the hold is gone, an attempt without an answer may have
