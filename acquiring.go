@@ -17,9 +17,8 @@ type acquiring struct {
 	ctx        context.Context                                         // the caller's
 	caller     context.Context                                         // of a call for several locks, where ctx is inside the first ones; nil: ctx
 	wait       time.Duration                                           // forever; 0: do not wait
-	op         string                                                  // for errors; empty: lock
 	userScript func(context.Context, store.Claim) (store.Lease, error) // TryLockIf's claim for a free lock
-	byTicket   func() error                                            // Borrow or Accept, in place of the claim for a free lock
+	ticket     *ticketCall                                             // in place of the claim for a free lock; nil: none
 
 	full    context.CancelCauseFunc // ends the wait; nil: the queue has no limit
 	placed  bool                    // the wait in progress has had its first place in the queue
@@ -139,7 +138,11 @@ func (a *acquiring) interrupted(err error) (event.Outcome, error) {
 }
 
 func (a *acquiring) opError(err error) error {
-	return a.lock.opError(cmp.Or(a.op, "lock"), a.event.Holder, err)
+	op := "lock"
+	if a.ticket != nil {
+		op = a.ticket.op
+	}
+	return a.lock.opError(op, a.event.Holder, err)
 }
 
 // started reports the begin of the call to the hooks. Without a start the call begins now.

@@ -121,6 +121,12 @@ func (l *Lock) lending(op string) (store.Lending, error) {
 	return s, nil
 }
 
+// ticketCall is a call that enters by a ticket.
+type ticketCall struct {
+	op    string // for errors
+	enter func() error
+}
+
 // Borrow implements [inside.Tickets].
 func (s *tickets) Borrow(ctx context.Context, t inside.Ticket) (context.Context, error) {
 	l := (*Lock)(s)
@@ -128,8 +134,8 @@ func (s *tickets) Borrow(ctx context.Context, t inside.Ticket) (context.Context,
 	if err != nil {
 		return refused(ctx, err), err
 	}
-	a := acquiring{lock: l, ctx: ctx, op: "borrow"}
-	a.byTicket = func() error {
+	a := acquiring{lock: l, ctx: ctx}
+	a.ticket = &ticketCall{"borrow", func() error {
 		h := a.newHold()
 		set := *l.settings // what is the lender's, and nested entries that ask nobody
 		set.ttl, set.delay, set.acks, set.fixed, set.maxHold, set.localReentry = t.TTL, t.Delay, store.Acks{}, false, 0, true
@@ -139,7 +145,7 @@ func (s *tickets) Borrow(ctx context.Context, t inside.Ticket) (context.Context,
 		defer end.Stop()
 		lease, err := lending.Borrow(bound, h.lease.Claim, store.Ticket{ID: t.ID, Expires: t.Expires})
 		return a.enterBy(bound, t, h, lease, err)
-	}
+	}}
 	return a.run()
 }
 
@@ -151,8 +157,8 @@ func (s *tickets) Accept(ctx context.Context, t inside.Ticket) (context.Context,
 		return refused(ctx, err), err
 	}
 	unaware := t.Use == inside.Resume
-	a := acquiring{lock: l, ctx: ctx, op: "accept"}
-	a.byTicket = func() error {
+	a := acquiring{lock: l, ctx: ctx}
+	a.ticket = &ticketCall{"accept", func() error {
 		h := a.newHold()
 		if unaware {
 			a.hold = nil // never to be abandoned, see enterBy
@@ -164,7 +170,7 @@ func (s *tickets) Accept(ctx context.Context, t inside.Ticket) (context.Context,
 			lifetime.Sleep(bound.Done(), wait) // enterBy sees the end of bound, too
 		}
 		return a.enterBy(bound, t, h, lease, err)
-	}
+	}}
 	return a.run()
 }
 

@@ -167,10 +167,10 @@ func (a *acquiring) run() (context.Context, error) {
 	case err != nil:
 	case again && a.userScript != nil:
 		a.event.Outcome, err = event.OutcomeError, errScriptInside
-	case again && a.byTicket != nil:
+	case again && a.ticket != nil:
 		a.event.Outcome, err = event.OutcomeError, errTicketInside
-	case a.byTicket != nil:
-		err = a.byTicket()
+	case a.ticket != nil:
+		err = a.ticket.enter()
 	case again:
 		err = a.enterAgain(around)
 	default:

@@ -87,12 +87,12 @@ type AcquireFinished struct {
 	Start     time.Time
 	Duration  time.Duration // from call to return
 	Outcome   Outcome
-	Reentrant bool          // inside a section of the lock; an upgrade or downgrade too, which begins a hold of its own
 	Depth     int           // the hold count after the entry
 	Owner     Holder        // of the lock when the store last refused the call; zero: no refusal
+	Wake      Wake          // how a queued call got the lock
+	Reentrant bool          // inside a section of the lock; an upgrade or downgrade too, which begins a hold of its own
 	Waited    bool          // another holder had the lock, and the call could wait for it
 	Queued    bool          // the call had a place in the queue, or in a line, and a Queued event
-	Wake      Wake          // how a queued call got the lock
 	Leader    bool          // of package leader; of a nested entry, whether a leader has begun the hold
 	TTL       time.Duration // of the hold; without the lock, the TTL of the attempt
 	Err       error         // the error of the call
