@@ -4,7 +4,6 @@ import (
 	"context"
 	"iter"
 	"runtime"
-	"slices"
 
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/sections"
@@ -23,8 +22,9 @@ type entry struct {
 	cleanup runtime.Cleanup
 
 	// Guarded by the table's mutex.
-	left   bool // Unlock was called, or the context was dropped
-	worked bool // the context had not ended when Unlock was called
+	older  *entry // that is open, of the same hold; nil: none
+	left   bool   // Unlock was called, or the context was dropped
+	worked bool   // the context had not ended when Unlock was called
 }
 
 // section is the context that Lock returns.
@@ -208,20 +208,23 @@ func WithoutHolder(ctx context.Context) context.Context {
 func (t *table) enterLocked(e *entry, s *section) {
 	h := e.hold
 	e.cleanup = runtime.AddCleanup(s, (*entry).leaked, e)
-	h.entries = append(h.entries, e)
+	e.older, h.newest = h.newest, e
 	h.count++
 	h.deepest = max(h.deepest, h.count)
 }
 
 func (h *hold) dropLocked(e *entry) {
-	i := slices.Index(h.entries, e)
-	h.entries = slices.Delete(h.entries, i, i+1)
+	at := &h.newest
+	for *at != e {
+		at = &(*at).older
+	}
+	*at, e.older = e.older, nil
 }
 
 // isWorkedInLocked says whether anybody still works in a section of h, or has worked there until
 // the Unlock that is about to take the entry out of h.
 func (t *table) isWorkedInLocked(h *hold) bool {
-	for _, e := range h.entries {
+	for e := h.newest; e != nil; e = e.older {
 		if e.worked || e.ctx.Err() == nil {
 			return true
 		}
@@ -231,7 +234,7 @@ func (t *table) isWorkedInLocked(h *hold) bool {
 
 // cancelsLocked returns the functions that end the contexts of h, newest entry first.
 func (h *hold) cancelsLocked() (cancels []context.CancelCauseFunc) {
-	for _, e := range slices.Backward(h.entries) {
+	for e := h.newest; e != nil; e = e.older {
 		cancels = append(cancels, e.cancel)
 	}
 	return cancels

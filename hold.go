@@ -32,7 +32,7 @@ type hold struct {
 	inside  int         // how many holds in the other mode have ended inside of this one
 	count   int         // of open entries
 	deepest int         // the highest count
-	entries []*entry    // the open ones, oldest first; without entries whose context was dropped
+	newest  *entry      // of the open ones, and their first; without entries whose context was dropped
 	leaks   []*entry    // to be reported when the hold is looked at next
 	renewal renewal
 	turn    turn
