@@ -15,7 +15,6 @@ replace (
 )
 
 require (
-	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/bsm/redislock v0.9.4
 	github.com/caddyserver/certmagic v0.25.6
 	github.com/go-co-op/gocron/v2 v2.21.2
@@ -37,6 +36,7 @@ require (
 )
 
 require (
+	github.com/alicebob/miniredis/v2 v2.40.0 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/caddyserver/zerossl v0.1.6 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect

@@ -27,76 +27,6 @@ import (
 
 // This file has the code of docs/MIGRATION.md.
 
-func chargeRedsync(ctx context.Context, rs *redsync.Redsync, order string) (err error) {
-	mutex := rs.NewMutex("orders:"+order, redsync.WithExpiry(10*time.Second), redsync.WithTries(20))
-	if err := mutex.LockContext(ctx); err != nil {
-		return err // after 20 tries
-	}
-	defer func() {
-		_, unlockErr := mutex.UnlockContext(context.WithoutCancel(ctx))
-		err = errors.Join(err, unlockErr) // an error also if the lock had run out
-	}()
-	return charge(ctx, order) // if charge takes longer than 10 s, it goes on without the lock
-}
-
-func chargeLimited(ctx context.Context, client *relock.Client, order string) error {
-	lock := client.NewLock("orders:"+order, relock.WithTTL(10*time.Second))
-	return lock.DoFor(ctx, 3*time.Second, func(ctx context.Context) error {
-		return charge(ctx, order) // may take longer than 10 s; ctx ends if the lock is lost
-	})
-}
-
-func chargeRedislock(ctx context.Context, locker *redislock.Client, order string) (err error) {
-	lock, err := locker.Obtain(ctx, "orders:"+order, 10*time.Second, &redislock.Options{
-		RetryStrategy: redislock.LimitRetry(redislock.LinearBackoff(100*time.Millisecond), 30),
-	})
-	if errors.Is(err, redislock.ErrNotObtained) {
-		return errBusy
-	} else if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, lock.Release(context.WithoutCancel(ctx))) }()
-	return charge(ctx, order) // if charge takes longer than 10 s, it goes on without the lock
-}
-
-func chargeOrBusy(ctx context.Context, client *relock.Client, order string) error {
-	lock := client.NewLock("orders:"+order, relock.WithTTL(10*time.Second))
-	section, err := lock.TryLockFor(ctx, 3*time.Second)
-	if errors.Is(err, relock.ErrLocked) {
-		return errBusy
-	} else if err != nil {
-		return err
-	}
-	err = charge(section, order) // may take longer than 10 s; section ends if the lock is lost
-	return errors.Join(err, lock.Unlock(section))
-}
-
-func chargeRueidislock(ctx context.Context, locker rueidislock.Locker, order string) error {
-	section, cancel, err := locker.WithContext(ctx, "orders:"+order)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	return charge(section, order) // section ends if the lock is lost
-}
-
-func chargeWaiting(ctx context.Context, client *relock.Client, order string) error {
-	return client.NewLock("orders:"+order).Do(ctx, func(ctx context.Context) error {
-		return charge(ctx, order) // ctx ends if the lock is lost, and context.Cause says why
-	})
-}
-
-func shareLocks(ctx context.Context, rdb redis.UniversalClient) error {
-	client, err := relock.New(rdb, relock.WithRedissonLayout())
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	return client.NewLock("orders:42").Do(ctx, func(ctx context.Context) error {
-		return charge(ctx, "42")
-	})
-}
-
 // page: both
 // oldLock takes the old lock, and returns the context for the work and the function that unlocks.
 type oldLock func(ctx context.Context) (section context.Context, unlock func() error, err error)
@@ -154,8 +84,6 @@ func oldRueidislock(locker rueidislock.Locker, name string) oldLock {
 		}
 	}
 }
-
-var errBusy = errors.New("busy")
 
 // inside counts the calls that are in charge at one time, and all calls.
 type inside struct {
@@ -251,21 +179,6 @@ func (l libraries) old(library, name string) oldLock {
 		return oldRedislock(l.redislock, name, time.Minute, &redislock.Options{RetryStrategy: redislock.LinearBackoff(pause)})
 	default:
 		return oldRueidislock(l.rueidislock, name)
-	}
-}
-
-func TestTheCodeBeforeAndAfterAMigrationWorksAlone(t *testing.T) {
-	l := newLibraries(t)
-	for name, call := range map[string]func(ctx context.Context) error{
-		"redsync before":     func(ctx context.Context) error { return chargeRedsync(ctx, l.redsync, "1") },
-		"redsync after":      func(ctx context.Context) error { return chargeLimited(ctx, l.relock, "1") },
-		"redislock before":   func(ctx context.Context) error { return chargeRedislock(ctx, l.redislock, "2") },
-		"redislock after":    func(ctx context.Context) error { return chargeOrBusy(ctx, l.relock, "2") },
-		"rueidislock before": func(ctx context.Context) error { return chargeRueidislock(ctx, l.rueidislock, "3") },
-		"rueidislock after":  func(ctx context.Context) error { return chargeWaiting(ctx, l.relock, "3") },
-		"Redisson after":     func(ctx context.Context) error { return shareLocks(ctx, redistest.Shared(t).Client()) },
-	} {
-		t.Run(name, func(t *testing.T) { requireAlone(t, call) })
 	}
 }
 
@@ -383,60 +296,4 @@ func TestLocksOfTwoLibrariesDoNotExcludeEachOther(t *testing.T) {
 	require.NoError(t, lock.Unlock(section))
 	_, err = mutex.UnlockContext(t.Context())
 	require.NoError(t, err, "redsync had its lock all the time")
-}
-
-func TestRedissonsLayoutRefusesAKeyOfAnotherLibrary(t *testing.T) {
-	l := newLibraries(t, relock.WithRedissonLayout())
-	mutex := l.redsync.NewMutex("one key")
-	require.NoError(t, mutex.LockContext(t.Context()))
-	_, err := l.relock.NewLock("one key").TryLock(t.Context())
-	require.ErrorContains(t, err, "WRONGTYPE")
-	_, err = mutex.UnlockContext(t.Context())
-	require.NoError(t, err)
-}
-
-func TestALeaseThatRunsOutIsSilentBeforeAndRenewedAfter(t *testing.T) {
-	l := newLibraries(t)
-	const ttl = 1500 * time.Millisecond // renewed in time on a busy machine, too
-	slow := func(ctx context.Context) error { return last(ctx, 2*ttl) }
-
-	mutex := l.redsync.NewMutex("slow", redsync.WithExpiry(ttl))
-	require.NoError(t, mutex.LockContext(t.Context()))
-	require.NoError(t, slow(t.Context()), "nothing ends the work")
-	_, err := mutex.UnlockContext(t.Context())
-	require.ErrorIs(t, err, redsync.ErrLockAlreadyExpired)
-
-	lock, err := l.redislock.Obtain(t.Context(), "slow", ttl, nil)
-	require.NoError(t, err)
-	require.NoError(t, slow(t.Context()), "nothing ends the work")
-	require.ErrorIs(t, lock.Release(t.Context()), redislock.ErrLockNotHeld)
-
-	require.NoError(t, l.relock.NewLock("slow", relock.WithTTL(ttl)).Do(t.Context(), slow))
-	err = l.relock.NewLock("slow", relock.WithFixedLease(ttl)).Do(t.Context(), slow)
-	require.ErrorIs(t, err, relock.ErrLockLost)
-	require.ErrorIs(t, err, context.Canceled, "the work has noticed")
-}
-
-func TestTheErrorOfAWaitThatEndsSaysBoth(t *testing.T) {
-	l := newLibraries(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-
-	mutex := l.redsync.NewMutex("taken")
-	require.NoError(t, mutex.Lock())
-	err := l.redsync.NewMutex("taken").LockContext(ctx)
-	require.Error(t, err)
-	require.NotErrorIs(t, err, context.DeadlineExceeded, "redsync does not say that the context ended")
-	_, err = mutex.Unlock()
-	require.NoError(t, err)
-
-	lock := l.relock.NewLock("taken")
-	section, err := lock.Lock(t.Context())
-	require.NoError(t, err)
-	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err = lock.Lock(ctx)
-	require.ErrorIs(t, err, relock.ErrLocked)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.NoError(t, lock.Unlock(section))
 }

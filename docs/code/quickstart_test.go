@@ -22,7 +22,6 @@ import (
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/leader"
 	"github.com/go-relock/relock/once"
-	"github.com/go-relock/relock/store/mem"
 	_ "modernc.org/sqlite"
 )
 
@@ -181,38 +180,6 @@ func lead(ctx context.Context, locks *relock.Client, run func(ctx context.Contex
 }
 
 // end
-
-func status(c *leader.Candidacy, lock *relock.Lock) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if c.IsLeader() {
-			fmt.Fprintln(w, "leader")
-			return
-		}
-		state, err := lock.State(r.Context())
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "follower of", state.Holder.Owner())
-	}
-}
-
-func TestQuickstartCampaign(t *testing.T) {
-	for _, owner := range []string{"10.0.0.7:80", "10.0.0.8:80"} {
-		client, err := relock.Open(electorate, relock.WithOwner(owner))
-		require.NoError(t, err)
-		defer client.Close()
-		lock := client.NewLock("leader")
-		c := leader.Campaign(t.Context(), lock)
-		require.Eventually(t, func() bool {
-			w := httptest.NewRecorder()
-			status(c, lock)(w, httptest.NewRequest(http.MethodGet, "/", nil))
-			return w.Body.String() == map[bool]string{true: "leader\n", false: "follower of 10.0.0.7:80\n"}[owner == "10.0.0.7:80"]
-		}, 10*time.Second, time.Millisecond)
-	}
-}
-
-var electorate = mem.New()
 
 // page: cron
 func nightly(ctx context.Context, records *once.Once, every time.Duration, job func(context.Context) error) error {
@@ -417,17 +384,4 @@ func TestQuickstartKinds(t *testing.T) {
 	client := newClient(t)
 	require.NoError(t, transfer(t.Context(), client, ship1))
 	require.NoError(t, catalogue(t.Context(), client, ship1, ship1))
-}
-
-func admit(ctx context.Context, locks *relock.Client, sell func(context.Context) error) error {
-	lock := locks.NewLock("sale:shoes", relock.WithMaxWaiters(100))
-	err := lock.DoFor(ctx, 3*time.Second, sell)
-	if errors.Is(err, relock.ErrQueueFull) {
-		return errors.New("too many want this now") // at once, and not after three seconds
-	}
-	return err
-}
-
-func TestQuickstartFull(t *testing.T) {
-	require.NoError(t, admit(t.Context(), newClient(t), ship1))
 }
