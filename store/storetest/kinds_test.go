@@ -14,184 +14,163 @@ import (
 
 // kindMutants break promises of read-write locks and semaphores.
 var kindMutants = map[string]mutant{
-	"lets writers in with readers":    {sharesAll{mem.New()}, "Readers enter together and a writer excludes"},
-	"lets one reader in":              {readsAlone{mem.New()}, "Readers enter together and a writer excludes"},
-	"names the asker as the owner":    {namesAsker{mem.New()}, "An upgrade waits before the queue"},
-	"lets readers overtake":           {overtakes{mem.New()}, "A writer waits for earlier readers only"},
-	"wakes one reader at a time":      {wakesOne{mem.New()}, "Readers behind a writer enter together"},
-	"counts the reader of an upgrade": {countsAround{mem.New()}, "The only reader upgrades at once"},
-	"queues an upgrade at the end":    {queuesUpgrade{mem.New()}, "An upgrade waits before the queue"},
-	"lets readers in by an upgrade":   {overtakes{mem.New()}, "An upgrade keeps new readers out"},
-	"ends the reader that upgrades":   {dropsRead{mem.New()}, "The only reader upgrades at once"},
-	"lets two upgrades wait":          {waitsDead{mem.New()}, "A second upgrade is a deadlock"},
-	"is unsure of a deadlock":         {unsureDead{mem.New()}, "A second upgrade is a deadlock"},
-	"takes two upgrades for one":      {&refusesUpgrade{Store: mem.New()}, "Two upgrades of one reader wait both"},
-	"keeps an upgrade that gave up":   {leavesWaiter{mem.New()}, "An upgrade that gives up makes way"},
-	"counts the writer of a reader":   {countsAround{mem.New()}, "A reader inside a writer enters at once"},
-	"ends the reader of a writer":     {endsInside{mem.New()}, "A released writer leaves its reader in"},
-	"keeps readers from a downgrade":  {wakesOne{mem.New()}, "A released writer leaves its reader in"},
-	"ends all leases with one":        {endsTogether{mem.New()}, "A reader's lease ends alone"},
-	"ends all permits with one":       {endsTogether{mem.New()}, "A permit's lease ends alone"},
-	"keeps a head that gave up":       {leavesWaiter{mem.New()}, "A head that gives up makes way"},
-	"keeps a forgotten head":          {keepsHead{mem.New()}, "A forgotten head makes way"},
-	"lets one permit in":              {readsAlone{mem.New()}, "A semaphore lets n in"},
-	"lets one more in":                {oneMore{mem.New()}, "A semaphore lets n in"},
-	"counts the limit of the asker":   {ownLimit{mem.New()}, "The smallest limit counts"},
-	"Try overtakes":                   {triesFirst{mem.New()}, "Try takes nothing that a waiter waits for"},
-	"releases all readers":            {releasesAll{mem.New()}, "Commands of one of several readers"},
-	"renews all permits":              {renewsAll{mem.New()}, "Commands of one of several permits"},
-	"hides the others":                {hidesOthers{mem.New()}, "Look shows all holds by the ends of their leases"},
-	"shows the longest lease first":   {longestFirst{mem.New()}, "Look shows all holds by the ends of their leases"},
-	"draws a token for each reader":   {drawsAlways{mem.New()}, "Readers have the token of the last writer"},
-	"draws no token for a writer":     {drawsOnDemand{mem.New()}, "Readers have the token of the last writer"},
-	"draws the token of before":       {drawsOnDemand{mem.New()}, "Tokens grow with every writer"},
-	"hides the reader inside":         {hidesOthers{mem.New()}, "Look shows the writer and the reader inside"},
-	"draws no token for an upgrade":   {drawsOnDemand{mem.New()}, "Upgrades draw tokens"},
-	"has one token for all permits":   {oneToken{mem.New()}, "Permits draw tokens"},
-	"mixes kinds":                     {mixesKinds{mem.New()}, "A name is one kind of lock at a time"},
-	"does not name the kinds":         {namesNoKind{mem.New()}, "A name is one kind of lock at a time"},
-	"looks at any kind":               {looksAtAny{mem.New()}, "A name is one kind of lock at a time"},
-	"lets writers in now and then":    {sharesAll{mem.New()}, "Many readers, writers and upgrades at once"},
-	"lets too many in":                {oneMore{mem.New()}, "Many permits at once"},
-	"admits a second writer":          {admitsAll{mem.New()}, "Writer: Try of a busy lock says who has it"},
-	"admits a second permit":          {admitsAll{mem.New()}, "Permit: Try of a busy lock says who has it"},
+	"lets writers in with readers": {"Readers enter together and a writer excludes", asks(share)},
+	"lets one reader in":           {"Readers enter together and a writer excludes", tries(alone)},
+	"names the asker as the owner": {"An upgrade waits before the queue", fault{try: func(ctx context.Context, s *mem.Store, a store.Claim) (store.Lease, error) {
+		l, err := s.Try(ctx, a)
+		if busy := (*store.Busy)(nil); errors.As(err, &busy) && a.With != "" {
+			busy.Owner = a.With
+		}
+		return l, err
+	}}},
+	"lets readers overtake":           {"A writer waits for earlier readers only", asks(overtake)},
+	"wakes one reader at a time":      {"Readers behind a writer enter together", waits(wakeOne)},
+	"counts the reader of an upgrade": {"The only reader upgrades at once", tries(outside)},
+	"queues an upgrade at the end":    {"An upgrade waits before the queue", waits(outside)},
+	"lets readers in by an upgrade":   {"An upgrade keeps new readers out", asks(overtake)},
+	"ends the reader that upgrades": {"The only reader upgrades at once", fault{try: func(ctx context.Context, s *mem.Store, a store.Claim) (store.Lease, error) {
+		l, err := s.Try(ctx, a)
+		if err == nil && a.With != "" {
+			a.ID = a.With
+			return l, s.Forget(ctx, []store.Claim{a})[0]
+		}
+		return l, err
+	}}},
+	"lets two upgrades wait": {"A second upgrade is a deadlock", fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		l, err := s.Wait(ctx, a, progress)
+		if errors.Is(err, store.ErrDeadlock) {
+			<-ctx.Done()
+			return l, ctx.Err()
+		}
+		return l, err
+	}}},
+	"is unsure of a deadlock": {"A second upgrade is a deadlock", fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		l, err := s.Wait(ctx, a, progress)
+		if errors.Is(err, store.ErrDeadlock) {
+			err = store.Unsure(err)
+		}
+		return l, err
+	}}},
+	"takes two upgrades for one":     {"Two upgrades of one reader wait both", oneUpgrade()},
+	"keeps an upgrade that gave up":  {"An upgrade that gives up makes way", fault{wait: leaveWaiter}},
+	"counts the writer of a reader":  {"A reader inside a writer enters at once", tries(outside)},
+	"ends the reader of a writer":    {"A released writer leaves its reader in", fault{release: endInside}},
+	"keeps readers from a downgrade": {"A released writer leaves its reader in", waits(wakeOne)},
+	"ends all leases with one":       {"A reader's lease ends alone", fault{try: endTogether}},
+	"ends all permits with one":      {"A permit's lease ends alone", fault{try: endTogether}},
+	"keeps a head that gave up":      {"A head that gives up makes way", fault{wait: leaveWaiter}},
+	// The smallest limit is not forgotten.
+	"keeps a forgotten head": {"A forgotten head makes way", fault{
+		wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+			if a.Limit == 1 {
+				return leaveWaiter(ctx, s, a, progress)
+			}
+			return s.Wait(ctx, a, progress)
+		},
+		forget: func(ctx context.Context, s *mem.Store, claims []store.Claim) []error {
+			return s.Forget(ctx, slices.DeleteFunc(slices.Clone(claims), func(a store.Claim) bool { return a.Limit == 1 }))
+		},
+	}},
+	"lets one permit in": {"A semaphore lets n in", tries(alone)},
+	"lets one more in":   {"A semaphore lets n in", asks(oneMore)},
+	"counts the limit of the asker": {"The smallest limit counts", fault{try: func(ctx context.Context, s *mem.Store, a store.Claim) (store.Lease, error) {
+		state, err := s.Look(ctx, a)
+		if err == nil && state.Owner != "" && len(state.Others)+1 >= a.Limit {
+			return store.Lease{}, &store.Busy{Owner: state.Owner, TTL: state.TTL}
+		}
+		return tries(share).try(ctx, s, a)
+	}}},
+	"Try overtakes": {"Try takes nothing that a waiter waits for", tries(func(a *store.Claim) { a.With = "nobody:1:1" })},
+	"releases all readers": {"Commands of one of several readers", fault{release: func(ctx context.Context, s *mem.Store, l store.Lease) error {
+		err := s.Release(ctx, l)
+		s.Lose(l.Name)
+		return err
+	}}},
+	// The lease of the last of several holds is renewed, too.
+	"renews all permits": {"Commands of one of several permits", fault{enter: func(ctx context.Context, s *mem.Store, l store.Lease, count int) (store.Lease, error) {
+		if state, err := s.Look(ctx, l.Claim); err == nil {
+			other := l
+			other.ID = state.Owner
+			if _, err := s.Enter(ctx, other, 1); err != nil {
+				return l, err
+			}
+		}
+		return s.Enter(ctx, l, count)
+	}}},
+	"hides the others":              {"Look shows all holds by the ends of their leases", looks(hideOthers)},
+	"shows the longest lease first": {"Look shows all holds by the ends of their leases", looks(func(state *store.State) { slices.Reverse(state.Others) })},
+	"draws a token for each reader": {"Readers have the token of the last writer", fault{token: func(ctx context.Context, s *mem.Store, l store.Lease) (int64, error) {
+		l.Kind = store.Semaphore
+		return s.Token(ctx, l)
+	}}},
+	"draws no token for a writer":   {"Readers have the token of the last writer", fault{token: drawOnDemand}},
+	"draws the token of before":     {"Tokens grow with every writer", fault{token: drawOnDemand}},
+	"hides the reader inside":       {"Look shows the writer and the reader inside", looks(hideOthers)},
+	"draws no token for an upgrade": {"Upgrades draw tokens", fault{token: drawOnDemand}},
+	"has one token for all permits": {"Permits draw tokens", fault{token: oneToken}},
+	"mixes kinds": {"A name is one kind of lock at a time", fault{
+		try: tries(func(a *store.Claim) { a.Kind = store.Mutex }).try,
+		look: func(ctx context.Context, s *mem.Store, a store.Claim) (store.State, error) {
+			a.Kind = store.Mutex
+			return s.Look(ctx, a)
+		},
+	}},
+	"does not name the kinds": {"A name is one kind of lock at a time", fault{try: func(ctx context.Context, s *mem.Store, a store.Claim) (store.Lease, error) {
+		l, err := s.Try(ctx, a)
+		if errors.Is(err, store.ErrKind) {
+			return l, store.ErrKind
+		}
+		return l, err
+	}}},
+	"looks at any kind": {"A name is one kind of lock at a time", fault{look: func(ctx context.Context, s *mem.Store, a store.Claim) (state store.State, err error) {
+		for _, kind := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
+			a.Kind = kind
+			if state, err = s.Look(ctx, a); err == nil {
+				break
+			}
+		}
+		return state, err
+	}}},
+	"lets writers in now and then": {"Many readers, writers and upgrades at once", asks(share)},
+	"lets too many in":             {"Many permits at once", asks(oneMore)},
+	"admits a second writer":       {"Writer: Try of a busy lock says who has it", tries(share)},
+	"admits a second permit":       {"Permit: Try of a busy lock says who has it", tries(share)},
 }
 
-// claims sends another claim, which change makes. The lease names the claim of the caller.
-func claims(ctx context.Context, s *mem.Store, a store.Claim, progress func(store.Progress), change func(a *store.Claim)) (store.Lease, error) {
-	changed := a
-	change(&changed)
-	var l store.Lease
-	var err error
-	if progress == nil {
-		l, err = s.Try(ctx, changed)
-	} else {
-		l, err = s.Wait(ctx, changed, progress)
-	}
-	if err == nil {
-		l.Claim = a
-	}
-	return l, err
-}
+func share(a *store.Claim)   { a.Limit = store.Unlimited }
+func alone(a *store.Claim)   { a.Limit = 1 }
+func oneMore(a *store.Claim) { a.Limit++ }
+func outside(a *store.Claim) { a.With = "" }
 
-type sharesAll struct{ *mem.Store }
-
-func (s sharesAll) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	return claims(ctx, s.Store, a, nil, share)
-}
-
-func (s sharesAll) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	return claims(ctx, s.Store, a, progress, share)
-}
-
-func share(a *store.Claim) { a.Limit = store.Unlimited }
-
-type readsAlone struct{ *mem.Store }
-
-func (s readsAlone) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.Limit = 1 })
-}
-
-type namesAsker struct{ *mem.Store }
-
-func (s namesAsker) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	l, err := s.Store.Try(ctx, a)
-	if busy := (*store.Busy)(nil); errors.As(err, &busy) && a.With != "" {
-		busy.Owner = a.With
-	}
-	return l, err
-}
-
-// overtakes asks inside of a hold that does not exist, and so before the queue.
-type overtakes struct{ *mem.Store }
-
-func (s overtakes) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	return claims(ctx, s.Store, a, nil, overtake)
-}
-
-func (s overtakes) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	return claims(ctx, s.Store, a, progress, overtake)
-}
-
+// overtake asks inside of a hold that does not exist, and so before the queue.
 func overtake(a *store.Claim) {
 	if a.Limit == store.Unlimited {
 		a.With = "nobody:1:1"
 	}
 }
 
-// wakesOne lets a reader in that has waited when no other reader is in.
-type wakesOne struct{ *mem.Store }
+// wakeOne lets a reader in that has waited when no other reader is in.
+func wakeOne(a *store.Claim) {
+	if a.With == "" {
+		a.Limit = 1
+	}
+}
 
-func (s wakesOne) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	return claims(ctx, s.Store, a, progress, func(a *store.Claim) {
-		if a.With == "" {
-			a.Limit = 1
+func hideOthers(state *store.State) { state.Others = nil }
+
+// oneUpgrade lets one upgrade wait, whichever reader it is of.
+func oneUpgrade() fault {
+	var upgrades atomic.Int32
+	return fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		if a.With != "" && upgrades.Add(1) > 1 {
+			return store.Lease{}, store.ErrDeadlock
 		}
-	})
+		return s.Wait(ctx, a, progress)
+	}}
 }
 
-type countsAround struct{ *mem.Store }
-
-func (s countsAround) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.With = "" })
-}
-
-// queuesUpgrade lets an upgrade wait behind the waiters before it.
-type queuesUpgrade struct{ *mem.Store }
-
-func (s queuesUpgrade) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	return claims(ctx, s.Store, a, progress, func(a *store.Claim) { a.With = "" })
-}
-
-type dropsRead struct{ *mem.Store }
-
-func (s dropsRead) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	l, err := s.Store.Try(ctx, a)
-	if err == nil && a.With != "" {
-		a.ID = a.With
-		return l, s.Forget(ctx, []store.Claim{a})[0]
-	}
-	return l, err
-}
-
-type waitsDead struct{ *mem.Store }
-
-func (s waitsDead) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	l, err := s.Store.Wait(ctx, a, progress)
-	if errors.Is(err, store.ErrDeadlock) {
-		<-ctx.Done()
-		return l, ctx.Err()
-	}
-	return l, err
-}
-
-type unsureDead struct{ *mem.Store }
-
-func (s unsureDead) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	l, err := s.Store.Wait(ctx, a, progress)
-	if errors.Is(err, store.ErrDeadlock) {
-		err = store.Unsure(err)
-	}
-	return l, err
-}
-
-// refusesUpgrade lets one upgrade wait, whichever reader it is of.
-type refusesUpgrade struct {
-	*mem.Store
-	upgrades atomic.Int32
-}
-
-func (s *refusesUpgrade) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	if a.With != "" && s.upgrades.Add(1) > 1 {
-		return store.Lease{}, store.ErrDeadlock
-	}
-	return s.Store.Wait(ctx, a, progress)
-}
-
-// endsInside ends the hold inside of a hold that is released.
-type endsInside struct{ *mem.Store }
-
-func (s endsInside) Release(ctx context.Context, l store.Lease) error {
+// endInside ends the hold inside of a hold that is released.
+func endInside(ctx context.Context, s *mem.Store, l store.Lease) error {
 	state, err := s.Look(ctx, l.Claim)
 	if err != nil {
 		return err
@@ -207,145 +186,21 @@ func (s endsInside) Release(ctx context.Context, l store.Lease) error {
 			s.Forget(ctx, []store.Claim{inside})
 		}
 	}
-	return s.Store.Release(ctx, l)
+	return s.Release(ctx, l)
 }
 
-type endsTogether struct{ *mem.Store }
-
-func (s endsTogether) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	l, err := s.Store.Try(ctx, a)
+func endTogether(ctx context.Context, s *mem.Store, a store.Claim) (store.Lease, error) {
+	l, err := s.Try(ctx, a)
 	if err == nil && a.TTL < time.Second {
 		time.AfterFunc(a.TTL-time.Millisecond, func() { s.Lose(a.Name) })
 	}
 	return l, err
 }
 
-// keepsHead does not forget the smallest limit.
-type keepsHead struct{ *mem.Store }
-
-func (s keepsHead) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	if a.Limit == 1 {
-		return leavesWaiter(s).Wait(ctx, a, progress)
-	}
-	return s.Store.Wait(ctx, a, progress)
-}
-
-func (s keepsHead) Forget(ctx context.Context, claims []store.Claim) []error {
-	claims = slices.DeleteFunc(slices.Clone(claims), func(a store.Claim) bool { return a.Limit == 1 })
-	return s.Store.Forget(ctx, claims)
-}
-
-type oneMore struct{ *mem.Store }
-
-func (s oneMore) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.Limit++ })
-}
-
-func (s oneMore) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	return claims(ctx, s.Store, a, progress, func(a *store.Claim) { a.Limit++ })
-}
-
-type ownLimit struct{ *mem.Store }
-
-func (s ownLimit) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	state, err := s.Look(ctx, a)
-	if err == nil && state.Owner != "" && len(state.Others)+1 >= a.Limit {
-		return store.Lease{}, &store.Busy{Owner: state.Owner, TTL: state.TTL}
-	}
-	return claims(ctx, s.Store, a, nil, share)
-}
-
-type triesFirst struct{ *mem.Store }
-
-func (s triesFirst) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.With = "nobody:1:1" })
-}
-
-type releasesAll struct{ *mem.Store }
-
-func (s releasesAll) Release(ctx context.Context, l store.Lease) error {
-	err := s.Store.Release(ctx, l)
-	s.Lose(l.Name)
-	return err
-}
-
-// renewsAll renews the lease of the last of several holds, too.
-type renewsAll struct{ *mem.Store }
-
-func (s renewsAll) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	if state, err := s.Look(ctx, l.Claim); err == nil {
-		other := l
-		other.ID = state.Owner
-		if _, err := s.Store.Enter(ctx, other, 1); err != nil {
-			return l, err
-		}
-	}
-	return s.Store.Enter(ctx, l, count)
-}
-
-type hidesOthers struct{ *mem.Store }
-
-func (s hidesOthers) Look(ctx context.Context, a store.Claim) (store.State, error) {
-	state, err := s.Store.Look(ctx, a)
-	state.Others = nil
-	return state, err
-}
-
-type longestFirst struct{ *mem.Store }
-
-func (s longestFirst) Look(ctx context.Context, a store.Claim) (store.State, error) {
-	state, err := s.Store.Look(ctx, a)
-	slices.Reverse(state.Others)
-	return state, err
-}
-
-// drawsAlways draws for a reader as for a permit.
-type drawsAlways struct{ *mem.Store }
-
-func (s drawsAlways) Token(ctx context.Context, l store.Lease) (int64, error) {
-	l.Kind = store.Semaphore
-	return s.Store.Token(ctx, l)
-}
-
-// drawsOnDemand keeps writers from drawing tokens when they enter.
-type drawsOnDemand struct{ *mem.Store }
-
-func (s drawsOnDemand) Token(ctx context.Context, l store.Lease) (int64, error) {
-	if _, err := s.Store.Token(ctx, l); err != nil || l.Limit == 1 {
+// drawOnDemand keeps writers from drawing tokens when they enter.
+func drawOnDemand(ctx context.Context, s *mem.Store, l store.Lease) (int64, error) {
+	if _, err := s.Token(ctx, l); err != nil || l.Limit == 1 {
 		return 2, err
 	}
 	return 1, nil
-}
-
-type mixesKinds struct{ *mem.Store }
-
-func (s mixesKinds) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	return claims(ctx, s.Store, a, nil, func(a *store.Claim) { a.Kind = store.Mutex })
-}
-
-func (s mixesKinds) Look(ctx context.Context, a store.Claim) (store.State, error) {
-	a.Kind = store.Mutex
-	return s.Store.Look(ctx, a)
-}
-
-type namesNoKind struct{ *mem.Store }
-
-func (s namesNoKind) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	l, err := s.Store.Try(ctx, a)
-	if errors.Is(err, store.ErrKind) {
-		return l, store.ErrKind
-	}
-	return l, err
-}
-
-type looksAtAny struct{ *mem.Store }
-
-func (s looksAtAny) Look(ctx context.Context, a store.Claim) (state store.State, err error) {
-	for _, kind := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
-		a.Kind = kind
-		if state, err = s.Store.Look(ctx, a); err == nil {
-			break
-		}
-	}
-	return state, err
 }

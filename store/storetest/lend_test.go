@@ -11,23 +11,24 @@ import (
 
 // lendMutants have one fault of a lending store each.
 var lendMutants = map[string]mutant{
-	"frees a lock that was lent":         {freesLent{mem.New()}, "Release of a lender recalls its loans"},
-	"lends by every ticket":              {lendsAlways{mem.New()}, "Borrow by a ticket that cannot be used"},
-	"borrows beyond the lease":           {borrowsLonger{mem.New()}, "Borrow begins a loan beside its lender"},
-	"keeps loans that are returned":      {keepsLoans{mem.New()}, "The last return frees the lock and wakes the waiter"},
-	"follows what was recalled":          {hidesRecall{mem.New()}, "Release of a lender recalls its loans"},
-	"believes that all clients know":     {alwaysAware{mem.New()}, "Accept waits for the lease of a client that knows nothing"},
-	"accepts a hold that is gone":        {acceptsGone{mem.New()}, "Accept that comes too late changes nothing"},
-	"frees the lock before it is handed": {freesFirst{mem.New()}, "Accept keeps the queue"},
-}
-
-type freesLent struct{ *mem.Store }
-
-func (s freesLent) Release(ctx context.Context, l store.Lease) error {
-	if l.Lent {
-		return s.Break(ctx, l.Claim)
-	}
-	return s.Store.Release(ctx, l)
+	"frees a lock that was lent": {"Release of a lender recalls its loans", fault{release: func(ctx context.Context, s *mem.Store, l store.Lease) error {
+		if l.Lent {
+			return s.Break(ctx, l.Claim)
+		}
+		return s.Release(ctx, l)
+	}}},
+	"lends by every ticket":    {"Borrow by a ticket that cannot be used", fault{hides: func(s *mem.Store) memory { return lendsAlways{s} }}},
+	"borrows beyond the lease": {"Borrow begins a loan beside its lender", fault{hides: func(s *mem.Store) memory { return borrowsLonger{s} }}},
+	"keeps loans that are returned": {"The last return frees the lock and wakes the waiter", fault{release: func(ctx context.Context, s *mem.Store, l store.Lease) error {
+		if l.Lender != "" {
+			return nil
+		}
+		return s.Release(ctx, l)
+	}}},
+	"follows what was recalled":          {"Release of a lender recalls its loans", fault{hides: func(s *mem.Store) memory { return hidesRecall{s} }}},
+	"believes that all clients know":     {"Accept waits for the lease of a client that knows nothing", fault{hides: func(s *mem.Store) memory { return alwaysAware{s} }}},
+	"accepts a hold that is gone":        {"Accept that comes too late changes nothing", fault{hides: func(s *mem.Store) memory { return acceptsGone{s} }}},
+	"frees the lock before it is handed": {"Accept keeps the queue", fault{hides: func(s *mem.Store) memory { return freesFirst{s} }}},
 }
 
 type lendsAlways struct{ *mem.Store }
@@ -43,15 +44,6 @@ func (s borrowsLonger) Borrow(ctx context.Context, a store.Claim, t store.Ticket
 	l, err := s.Store.Borrow(ctx, a, t)
 	l.TTL += time.Second
 	return l, err
-}
-
-type keepsLoans struct{ *mem.Store }
-
-func (s keepsLoans) Release(ctx context.Context, l store.Lease) error {
-	if l.Lender != "" {
-		return nil
-	}
-	return s.Store.Release(ctx, l)
 }
 
 type hidesRecall struct{ *mem.Store }

@@ -21,62 +21,197 @@ import (
 	"github.com/go-relock/relock/store/storetest"
 )
 
-// memory is a memory store, or a mutant of one.
-type memory interface {
-	store.Store
-	Interrupt(err error) (restore func())
-	Lose(name string)
-}
-
-// mutant is a store with one fault, and the subtest that must fail.
+// mutant is a fault of a store, and the subtest that must fail.
 type mutant struct {
-	broken  memory
 	noticed string
+	fault
 }
 
 // mutants have one fault each.
 var mutants = map[string]mutant{
-	"admits everybody":             {admitsAll{mem.New()}, "Try of a busy lock says who has it"},
-	"refuses a second Try":         {refusesTwice{mem.New()}, "Try twice is once"},
-	"serves the last waiter first": {&lastFirst{Store: mem.New()}, "Waiters are served in order"},
-	"wakes late":                   {wakesLate{mem.New()}, "Wait is woken by the release"},
-	"ends leases early":            {endsEarly{mem.New()}, "Wait gets the lock when its lease has ended"},
-	"waits without its context":    {neverEnds{mem.New()}, "Wait returns when its context is done"},
-	"hides the cause of the end":   {hidesCause{mem.New()}, "A context that is done ends every call"},
-	"leaves a waiter":              {leavesWaiter{mem.New()}, "Wait returns when its context is done"},
-	"leaves a grant":               {leavesGrant{mem.New()}, "Wait whose context ends with the grant"},
-	"ends Wait when interrupted":   {givesUp{mem.New()}, "Wait outlasts an interruption"},
-	"adds counts":                  {addsCounts{mem.New()}, "Enter sets the count"},
-	"shows one count":              {showsOne{mem.New()}, "Enter sets the count"},
-	"takes TTL 0 for a second":     {zeroIsSecond{mem.New()}, "Enter sets the lease"},
-	"enters what is gone":          {entersGone{mem.New()}, "Commands of a hold that never was"},
-	"releases anybody":             {releasesAny{mem.New()}, "Commands of an old hold change nothing"},
-	"is sure of lost answers":      {alwaysSure{mem.New()}, "A silent server holds up no call"},
-	"shortens leases with Enter":   {entersShort{mem.New()}, "Enter never shortens a lease"},
-	"shortens leases with Renew":   {renewsShort{mem.New()}, "Renew never shortens a lease"},
-	"accepts a limit of 0":         {limitless{mem.New()}, "Check refuses a claim without a limit"},
-	"revives what is gone":         {revives{mem.New()}, "Commands of a hold that never was"},
-	"mixes up errors":              {mixesErrors{mem.New()}, "Renew of many says which are gone"},
-	"forgets nothing":              {forgetsNothing{mem.New()}, "Forget frees the lock and serves a waiter"},
-	"draws one token":              {oneToken{mem.New()}, "Token grows with every hold"},
-	"draws below the floor":        {floorless{mem.New()}, "Token is larger than the floor in its lease"},
-	"breaks anybody":               {breaksAny{mem.New()}, "Break frees the lock of that hold only"},
-	"tells nobody":                 {tellsNobody{Store: mem.New()}, "Watch tells the client of a broken hold"},
-	"leaves a lock out of a list":  {listsLess{mem.New()}, "List names each lock that somebody has"},
-	"ends with Close":              {&endsWithClose{Store: mem.New()}, "Close leaves commands working"},
-	"renews for less than it says": {renewsLess{mem.New()}, "Renew sets the lease and the count"},
-	"lets the seventh jump":        {&jumps{Store: mem.New()}, "Waiters are served in order"},
-	"knows no places":              {placeless{mem.New()}, "Waiters are served in order"},
-	"takes what should be over":    {takesOver{mem.New()}, "Renew keeps a lease from ending"},
-	"has 32 bits for a lease":      {wraps{mem.New()}, "A lease of a month is as long as it says"},
-	"counts Enter from the answer": {entersAnew{mem.New()}, "Enter without a TTL leaves the lease unchanged"},
-	"guesses the rest of a lease":  {guessesRest{mem.New()}, "Try of a busy lock says who has it"},
-	"takes A for a":                {folds{mem.New()}, "Names that look alike are several locks"},
-	"lists one page":               {listsPage{mem.New()}, "List names each lock that somebody has"},
-	"tells once":                   {tellsOnce{mem.New()}, "Watch tells the client of a broken hold"},
-	"tells of mutexes":             {tellsOfMutexes{mem.New()}, "Watch tells the client of a broken hold"},
-	"forgets all of a client":      {forgetsClient{mem.New()}, "Commands of an old hold change nothing"},
-	"takes its release for a loss": {losesOwn{mem.New()}, "Enter and Release outlast an interruption"},
+	"admits everybody": {"Try of a busy lock says who has it", tries(share)},
+	"refuses a second Try": {"Try twice is once", fault{try: func(ctx context.Context, s *mem.Store, a store.Claim) (store.Lease, error) {
+		if state, err := s.Look(ctx, a); err == nil && state.Owner == a.ID {
+			return store.Lease{}, &store.Busy{Owner: a.ID, TTL: state.TTL}
+		}
+		return s.Try(ctx, a)
+	}}},
+	"serves the last waiter first": {"Waiters are served in order", lastFirst()},
+	"wakes late": {"Wait is woken by the release", fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		l, err := s.Wait(ctx, a, progress)
+		if l.Woken == store.WakeGrant {
+			<-time.After(a.TTL / 2)
+		}
+		return l, err
+	}}},
+	"ends leases early": {"Wait gets the lock when its lease has ended", tries(func(a *store.Claim) { a.TTL = a.TTL * 9 / 10 })},
+	"waits without its context": {"Wait returns when its context is done", fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		return s.Wait(context.WithoutCancel(ctx), a, progress)
+	}}},
+	"hides the cause of the end": {"A context that is done ends every call", fault{look: func(ctx context.Context, s *mem.Store, a store.Claim) (store.State, error) {
+		if ctx.Err() != nil {
+			return store.State{}, ctx.Err()
+		}
+		return s.Look(ctx, a)
+	}}},
+	"leaves a waiter": {"Wait returns when its context is done", fault{wait: leaveWaiter}},
+	"leaves a grant": {"Wait whose context ends with the grant", fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		l, err := s.Wait(ctx, a, progress)
+		select {
+		case <-ctx.Done():
+			return store.Lease{}, ctx.Err()
+		case <-time.After(time.Millisecond):
+			return l, err
+		}
+	}}},
+	"ends Wait when interrupted": {"Wait outlasts an interruption", fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		if _, err := s.Look(ctx, a); err != nil {
+			return store.Lease{}, err
+		}
+		return s.Wait(ctx, a, progress)
+	}}},
+	"adds counts": {"Enter sets the count", fault{enter: func(ctx context.Context, s *mem.Store, l store.Lease, count int) (store.Lease, error) {
+		if state, err := s.Look(ctx, l.Claim); err == nil {
+			count = state.Count + 1
+		}
+		return s.Enter(ctx, l, count)
+	}}},
+	"shows one count": {"Enter sets the count", looks(func(state *store.State) { state.Count = 1 })},
+	"takes TTL 0 for a second": {"Enter sets the lease", fault{enter: func(ctx context.Context, s *mem.Store, l store.Lease, count int) (store.Lease, error) {
+		if l.TTL == 0 {
+			l.TTL = time.Second
+			return begin(ctx, s, l, count)
+		}
+		return s.Enter(ctx, l, count)
+	}}},
+	"enters what is gone": {"Commands of a hold that never was", fault{enter: func(ctx context.Context, s *mem.Store, l store.Lease, count int) (store.Lease, error) {
+		entered, err := s.Enter(ctx, l, count)
+		if errors.Is(err, store.ErrGone) {
+			return l, nil
+		}
+		return entered, err
+	}}},
+	"releases anybody":           {"Commands of an old hold change nothing", fault{release: releaseAny}},
+	"is sure of lost answers":    {"A silent server holds up no call", fault{release: releaseSurely}},
+	"shortens leases with Enter": {"Enter never shortens a lease", fault{enter: begin}},
+	"shortens leases with Renew": {"Renew never shortens a lease", fault{renew: func(ctx context.Context, s *mem.Store, renewals []store.Renewal) []error {
+		errs := s.Renew(ctx, renewals)
+		for i, r := range renewals {
+			if r.Lease.TTL = r.TTL; errs[i] == nil {
+				_, errs[i] = begin(ctx, s, r.Lease, r.Count)
+			}
+		}
+		return errs
+	}}},
+	"accepts a limit of 0": {"Check refuses a claim without a limit", fault{hides: func(s *mem.Store) memory { return limitless{s} }}},
+	"revives what is gone": {"Commands of a hold that never was", fault{renew: func(ctx context.Context, s *mem.Store, renewals []store.Renewal) []error {
+		errs := s.Renew(ctx, renewals)
+		for i, r := range renewals {
+			if errors.Is(errs[i], store.ErrGone) {
+				_, errs[i] = s.Try(ctx, r.Lease.Claim)
+			}
+		}
+		return errs
+	}}},
+	"mixes up errors": {"Renew of many says which are gone", fault{renew: func(ctx context.Context, s *mem.Store, renewals []store.Renewal) []error {
+		errs := s.Renew(ctx, renewals)
+		slices.Reverse(errs)
+		return errs
+	}}},
+	"forgets nothing": {"Forget frees the lock and serves a waiter", fault{forget: func(_ context.Context, _ *mem.Store, claims []store.Claim) []error {
+		return make([]error, len(claims))
+	}}},
+	"draws one token": {"Token grows with every hold", fault{token: oneToken}},
+	"draws below the floor": {"Token is larger than the floor in its lease", fault{token: func(ctx context.Context, s *mem.Store, l store.Lease) (int64, error) {
+		l.Token = 0
+		return s.Token(ctx, l)
+	}}},
+	"breaks anybody": {"Break frees the lock of that hold only", fault{breaks: func(ctx context.Context, s *mem.Store, a store.Claim) error {
+		state, err := s.Look(ctx, a)
+		if err != nil {
+			return err
+		}
+		a.ID = state.Owner
+		return s.Break(ctx, a)
+	}}},
+	"tells nobody": {"Watch tells the client of a broken hold", fault{hides: func(s *mem.Store) memory { return tellsNobody{Store: s} }}},
+	"leaves a lock out of a list": {"List names each lock that somebody has", lists(func(found map[string]store.Kind) {
+		for name := range found {
+			delete(found, name)
+			break
+		}
+	})},
+	"ends with Close": {"Close leaves commands working", fault{hides: func(s *mem.Store) memory { return &endsWithClose{Store: s} }}},
+	"renews for less than it says": {"Renew sets the lease and the count", fault{renew: func(ctx context.Context, s *mem.Store, renewals []store.Renewal) []error {
+		renewals = slices.Clone(renewals)
+		for i := range renewals {
+			renewals[i].TTL = renewals[i].TTL * 4 / 5
+		}
+		return s.Renew(ctx, renewals)
+	}}},
+	"lets the seventh jump": {"Waiters are served in order", seventhJumps()},
+	"knows no places": {"Waiters are served in order", fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		return s.Wait(ctx, a, func(p store.Progress) { p.Position = 0; progress(p) })
+	}}},
+	// A waiter ends the lease that it has seen, also if the lease was renewed.
+	"takes what should be over": {"Renew keeps a lease from ending", fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		return s.Wait(ctx, a, func(p store.Progress) {
+			seen := a
+			seen.ID = p.Busy.Owner
+			time.AfterFunc(p.Busy.TTL, func() { s.Forget(context.Background(), []store.Claim{seen}) })
+			progress(p)
+		})
+	}}},
+	"has 32 bits for a lease": {"A lease of a month is as long as it says", tries(func(a *store.Claim) {
+		a.TTL = max(time.Millisecond, time.Duration(int32(a.TTL.Milliseconds()))*time.Millisecond)
+	})},
+	"counts Enter from the answer": {"Enter without a TTL leaves the lease unchanged", fault{enter: func(ctx context.Context, s *mem.Store, l store.Lease, count int) (store.Lease, error) {
+		l, err := s.Enter(ctx, l, count)
+		l.Sent = time.Now()
+		return l, err
+	}}},
+	"guesses the rest of a lease": {"Try of a busy lock says who has it", fault{try: func(ctx context.Context, s *mem.Store, a store.Claim) (store.Lease, error) {
+		l, err := s.Try(ctx, a)
+		var busy *store.Busy
+		if errors.As(err, &busy) {
+			busy.TTL = a.TTL
+		}
+		return l, err
+	}}},
+	"takes A for a": {"Names that look alike are several locks", tries(func(a *store.Claim) { a.Name = strings.ToLower(a.Name) })},
+	"lists one page": {"List names each lock that somebody has", lists(func(found map[string]store.Kind) {
+		for name := range found {
+			if len(found) > 100 {
+				delete(found, name)
+			}
+		}
+	})},
+	"tells once": {"Watch tells the client of a broken hold", fault{hides: func(s *mem.Store) memory { return tellsOnce{s} }}},
+	"tells of mutexes": {"Watch tells the client of a broken hold", fault{breaks: func(ctx context.Context, s *mem.Store, a store.Claim) error {
+		if a.Kind == store.Mutex {
+			return s.Break(ctx, a)
+		}
+		return s.Forget(ctx, []store.Claim{a})[0]
+	}}},
+	// Forget frees the lock, if the client of the claim has it.
+	"forgets all of a client": {"Commands of an old hold change nothing", fault{forget: func(ctx context.Context, s *mem.Store, claims []store.Claim) []error {
+		claims = slices.Clone(claims)
+		for i, a := range claims {
+			client, _, _ := strings.Cut(string(a.ID), ":1:")
+			if state, err := s.Look(ctx, a); err == nil && strings.HasPrefix(string(state.Owner), client) {
+				claims[i].ID = state.Owner
+			}
+		}
+		return s.Forget(ctx, claims)
+	}}},
+	// The answer to its own repeat is taken for a loss.
+	"takes its release for a loss": {"Enter and Release outlast an interruption", fault{release: func(ctx context.Context, s *mem.Store, l store.Lease) error {
+		err := s.Release(ctx, l)
+		if errors.Is(err, store.ErrGone) {
+			return store.ErrGone
+		}
+		return err
+	}}},
 }
 
 // child is the variable that makes this program run the suite on a mutant.
@@ -90,7 +225,7 @@ func TestRunNoticesMutants(t *testing.T) {
 	for name, m := range all {
 		t.Run(name, func(t *testing.T) {
 			if os.Getenv(child) != "" {
-				storetest.Run(t, harness(m.broken))
+				storetest.Run(t, harness(m.store()))
 				return
 			}
 			t.Parallel()
@@ -127,89 +262,41 @@ func harness(m memory) storetest.Harness {
 	}
 }
 
-type admitsAll struct{ *mem.Store }
-
-func (s admitsAll) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	limit := a.Limit
-	a.Limit = store.Unlimited
-	l, err := s.Store.Try(ctx, a)
-	l.Limit = limit
-	return l, err
-}
-
-type refusesTwice struct{ *mem.Store }
-
-func (s refusesTwice) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	if state, err := s.Look(ctx, a); err == nil && state.Owner == a.ID {
-		return store.Lease{}, &store.Busy{Owner: a.ID, TTL: state.TTL}
-	}
-	return s.Store.Try(ctx, a)
-}
-
-// lastFirst takes the place of the waiter before, who joins the queue again.
-type lastFirst struct {
-	*mem.Store
-	last atomic.Pointer[store.Claim]
-}
-
-func (s *lastFirst) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	var once sync.Once
-	return s.Store.Wait(ctx, a, func(p store.Progress) {
-		once.Do(func() {
-			if before := s.last.Swap(&a); before != nil && p.Position > 0 {
-				s.Forget(ctx, []store.Claim{*before})
-				for state, err := s.Look(ctx, a); err == nil && state.Waiters <= p.Position; {
-					<-time.After(time.Millisecond)
-					state, err = s.Look(ctx, a)
+// lastFirst has a waiter take the place of the waiter before, who joins the queue again.
+func lastFirst() fault {
+	var last atomic.Pointer[store.Claim]
+	return fault{wait: func(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (store.Lease, error) {
+		var once sync.Once
+		return s.Wait(ctx, a, func(p store.Progress) {
+			once.Do(func() {
+				if before := last.Swap(&a); before != nil && p.Position > 0 {
+					s.Forget(ctx, []store.Claim{*before})
+					for state, err := s.Look(ctx, a); err == nil && state.Waiters <= p.Position; {
+						<-time.After(time.Millisecond)
+						state, err = s.Look(ctx, a)
+					}
 				}
-			}
+			})
+			progress(p)
 		})
-		progress(p)
+	}}
+}
+
+// seventhJumps puts each seventh waiter before the queue, as mem does with a claim inside a hold.
+func seventhJumps() fault {
+	var n atomic.Int64
+	return waits(func(a *store.Claim) {
+		if n.Add(1)%7 == 0 {
+			a.With = "nobody:1:1"
+		}
 	})
 }
 
-type wakesLate struct{ *mem.Store }
-
-func (s wakesLate) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	l, err := s.Store.Wait(ctx, a, progress)
-	if l.Woken == store.WakeGrant {
-		<-time.After(a.TTL / 2)
-	}
-	return l, err
-}
-
-type endsEarly struct{ *mem.Store }
-
-func (s endsEarly) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	ttl := a.TTL
-	a.TTL = ttl * 9 / 10
-	l, err := s.Store.Try(ctx, a)
-	l.TTL = ttl
-	return l, err
-}
-
-type neverEnds struct{ *mem.Store }
-
-func (s neverEnds) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	return s.Store.Wait(context.WithoutCancel(ctx), a, progress)
-}
-
-type hidesCause struct{ *mem.Store }
-
-func (s hidesCause) Look(ctx context.Context, a store.Claim) (store.State, error) {
-	if ctx.Err() != nil {
-		return store.State{}, ctx.Err()
-	}
-	return s.Store.Look(ctx, a)
-}
-
-type leavesWaiter struct{ *mem.Store }
-
-func (s leavesWaiter) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
+func leaveWaiter(ctx context.Context, s *mem.Store, a store.Claim, progress progress) (l store.Lease, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		l, err = s.Store.Wait(context.WithoutCancel(ctx), a, progress)
+		l, err = s.Wait(context.WithoutCancel(ctx), a, progress)
 	}()
 	select {
 	case <-done:
@@ -217,53 +304,6 @@ func (s leavesWaiter) Wait(ctx context.Context, a store.Claim, progress func(sto
 	case <-ctx.Done():
 		return store.Lease{}, ctx.Err()
 	}
-}
-
-type leavesGrant struct{ *mem.Store }
-
-func (s leavesGrant) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	l, err := s.Store.Wait(ctx, a, progress)
-	select {
-	case <-ctx.Done():
-		return store.Lease{}, ctx.Err()
-	case <-time.After(time.Millisecond):
-		return l, err
-	}
-}
-
-type givesUp struct{ *mem.Store }
-
-func (s givesUp) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	if _, err := s.Look(ctx, a); err != nil {
-		return store.Lease{}, err
-	}
-	return s.Store.Wait(ctx, a, progress)
-}
-
-type addsCounts struct{ *mem.Store }
-
-func (s addsCounts) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	if state, err := s.Look(ctx, l.Claim); err == nil {
-		count = state.Count + 1
-	}
-	return s.Store.Enter(ctx, l, count)
-}
-
-type showsOne struct{ *mem.Store }
-
-func (s showsOne) Look(ctx context.Context, a store.Claim) (store.State, error) {
-	state, err := s.Store.Look(ctx, a)
-	state.Count = 1
-	return state, err
-}
-
-type limitless struct{ *mem.Store }
-
-func (s limitless) Check(a store.Claim) (store.Claim, error) {
-	if a.Limit == 0 {
-		return a, nil
-	}
-	return s.Store.Check(a)
 }
 
 // begin gives the lock of a hold to that hold anew, as mem does not shorten a lease.
@@ -277,112 +317,33 @@ func begin(ctx context.Context, s *mem.Store, l store.Lease, count int) (store.L
 	return s.Enter(ctx, l, count)
 }
 
-type zeroIsSecond struct{ *mem.Store }
-
-func (s zeroIsSecond) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	if l.TTL == 0 {
-		l.TTL = time.Second
-		return begin(ctx, s.Store, l, count)
-	}
-	return s.Store.Enter(ctx, l, count)
-}
-
-type entersShort struct{ *mem.Store }
-
-func (s entersShort) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	return begin(ctx, s.Store, l, count)
-}
-
-type entersGone struct{ *mem.Store }
-
-func (s entersGone) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	entered, err := s.Store.Enter(ctx, l, count)
-	if errors.Is(err, store.ErrGone) {
-		return l, nil
-	}
-	return entered, err
-}
-
-type releasesAny struct{ *mem.Store }
-
-func (s releasesAny) Release(ctx context.Context, l store.Lease) error {
+func releaseAny(ctx context.Context, s *mem.Store, l store.Lease) error {
 	if state, err := s.Look(ctx, l.Claim); err == nil {
 		l.ID = state.Owner
 	}
-	return s.Store.Release(ctx, l)
+	return s.Release(ctx, l)
 }
 
-type alwaysSure struct{ *mem.Store }
-
-func (s alwaysSure) Release(ctx context.Context, l store.Lease) error {
-	err := s.Store.Release(ctx, l)
+func releaseSurely(ctx context.Context, s *mem.Store, l store.Lease) error {
+	err := s.Release(ctx, l)
 	if errors.Is(err, store.ErrUnsure) {
 		return errors.New(err.Error())
 	}
 	return err
 }
 
-type renewsShort struct{ *mem.Store }
-
-func (s renewsShort) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	errs := s.Store.Renew(ctx, renewals)
-	for i, r := range renewals {
-		if r.Lease.TTL = r.TTL; errs[i] == nil {
-			_, errs[i] = begin(ctx, s.Store, r.Lease, r.Count)
-		}
-	}
-	return errs
-}
-
-type revives struct{ *mem.Store }
-
-func (s revives) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	errs := s.Store.Renew(ctx, renewals)
-	for i, r := range renewals {
-		if errors.Is(errs[i], store.ErrGone) {
-			_, errs[i] = s.Try(ctx, r.Lease.Claim)
-		}
-	}
-	return errs
-}
-
-type mixesErrors struct{ *mem.Store }
-
-func (s mixesErrors) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	errs := s.Store.Renew(ctx, renewals)
-	slices.Reverse(errs)
-	return errs
-}
-
-type forgetsNothing struct{ *mem.Store }
-
-func (s forgetsNothing) Forget(_ context.Context, claims []store.Claim) []error {
-	return make([]error, len(claims))
-}
-
-type oneToken struct{ *mem.Store }
-
-func (s oneToken) Token(ctx context.Context, l store.Lease) (int64, error) {
-	_, err := s.Store.Token(ctx, l)
+func oneToken(ctx context.Context, s *mem.Store, l store.Lease) (int64, error) {
+	_, err := s.Token(ctx, l)
 	return 1, err
 }
 
-type floorless struct{ *mem.Store }
+type limitless struct{ *mem.Store }
 
-func (s floorless) Token(ctx context.Context, l store.Lease) (int64, error) {
-	l.Token = 0
-	return s.Store.Token(ctx, l)
-}
-
-type breaksAny struct{ *mem.Store }
-
-func (s breaksAny) Break(ctx context.Context, a store.Claim) error {
-	state, err := s.Look(ctx, a)
-	if err != nil {
-		return err
+func (s limitless) Check(a store.Claim) (store.Claim, error) {
+	if a.Limit == 0 {
+		return a, nil
 	}
-	a.ID = state.Owner
-	return s.Store.Break(ctx, a)
+	return s.Store.Check(a)
 }
 
 // tellsNobody has a field that hides the method Watch.
@@ -391,15 +352,11 @@ type tellsNobody struct {
 	Watch struct{}
 }
 
-type listsLess struct{ *mem.Store }
+type tellsOnce struct{ *mem.Store }
 
-func (s listsLess) List(ctx context.Context, a store.Claim) (map[string]store.Kind, error) {
-	found, err := s.Store.List(ctx, a)
-	for name := range found {
-		delete(found, name)
-		break
-	}
-	return found, err
+func (s tellsOnce) Watch(client string, doubt func(store.ID)) (stop func()) {
+	var once sync.Once
+	return s.Store.Watch(client, func(id store.ID) { once.Do(func() { doubt(id) }) })
 }
 
 type endsWithClose struct {
@@ -417,139 +374,4 @@ func (s *endsWithClose) Release(ctx context.Context, l store.Lease) error {
 		return errors.New("the store is closed")
 	}
 	return s.Store.Release(ctx, l)
-}
-
-type renewsLess struct{ *mem.Store }
-
-func (s renewsLess) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	renewals = slices.Clone(renewals)
-	for i := range renewals {
-		renewals[i].TTL = renewals[i].TTL * 4 / 5
-	}
-	return s.Store.Renew(ctx, renewals)
-}
-
-// jumps puts each seventh waiter before the queue, as mem does with a claim inside a hold.
-type jumps struct {
-	*mem.Store
-	n atomic.Int64
-}
-
-func (s *jumps) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	if s.n.Add(1)%7 == 0 {
-		a.With = "nobody:1:1"
-	}
-	l, err := s.Store.Wait(ctx, a, progress)
-	l.With = ""
-	return l, err
-}
-
-type placeless struct{ *mem.Store }
-
-func (s placeless) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	return s.Store.Wait(ctx, a, func(p store.Progress) { p.Position = 0; progress(p) })
-}
-
-// takesOver has a waiter end the lease that it has seen, also if the lease was renewed.
-type takesOver struct{ *mem.Store }
-
-func (s takesOver) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (store.Lease, error) {
-	return s.Store.Wait(ctx, a, func(p store.Progress) {
-		seen := a
-		seen.ID = p.Busy.Owner
-		time.AfterFunc(p.Busy.TTL, func() { s.Forget(context.Background(), []store.Claim{seen}) })
-		progress(p)
-	})
-}
-
-type wraps struct{ *mem.Store }
-
-func (s wraps) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	wrapped := a
-	wrapped.TTL = max(time.Millisecond, time.Duration(int32(a.TTL.Milliseconds()))*time.Millisecond)
-	l, err := s.Store.Try(ctx, wrapped)
-	l.TTL = a.TTL
-	return l, err
-}
-
-type entersAnew struct{ *mem.Store }
-
-func (s entersAnew) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	l, err := s.Store.Enter(ctx, l, count)
-	l.Sent = time.Now()
-	return l, err
-}
-
-type guessesRest struct{ *mem.Store }
-
-func (s guessesRest) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	l, err := s.Store.Try(ctx, a)
-	var busy *store.Busy
-	if errors.As(err, &busy) {
-		busy.TTL = a.TTL
-	}
-	return l, err
-}
-
-type folds struct{ *mem.Store }
-
-func (s folds) Try(ctx context.Context, a store.Claim) (store.Lease, error) {
-	name := a.Name
-	a.Name = strings.ToLower(name)
-	l, err := s.Store.Try(ctx, a)
-	l.Name = name
-	return l, err
-}
-
-type listsPage struct{ *mem.Store }
-
-func (s listsPage) List(ctx context.Context, a store.Claim) (map[string]store.Kind, error) {
-	found, err := s.Store.List(ctx, a)
-	for name := range found {
-		if len(found) > 100 {
-			delete(found, name)
-		}
-	}
-	return found, err
-}
-
-type tellsOnce struct{ *mem.Store }
-
-func (s tellsOnce) Watch(client string, doubt func(store.ID)) (stop func()) {
-	var once sync.Once
-	return s.Store.Watch(client, func(id store.ID) { once.Do(func() { doubt(id) }) })
-}
-
-type tellsOfMutexes struct{ *mem.Store }
-
-func (s tellsOfMutexes) Break(ctx context.Context, a store.Claim) error {
-	if a.Kind == store.Mutex {
-		return s.Store.Break(ctx, a)
-	}
-	return s.Forget(ctx, []store.Claim{a})[0]
-}
-
-// forgetsClient frees the lock, if the client of the claim has it.
-type forgetsClient struct{ *mem.Store }
-
-func (s forgetsClient) Forget(ctx context.Context, claims []store.Claim) []error {
-	claims = slices.Clone(claims)
-	for i, a := range claims {
-		client, _, _ := strings.Cut(string(a.ID), ":1:")
-		if state, err := s.Look(ctx, a); err == nil && strings.HasPrefix(string(state.Owner), client) {
-			claims[i].ID = state.Owner
-		}
-	}
-	return s.Store.Forget(ctx, claims)
-}
-
-// losesOwn takes the answer to its own repeat for a loss.
-type losesOwn struct{ *mem.Store }
-
-func (s losesOwn) Release(ctx context.Context, l store.Lease) error {
-	err := s.Store.Release(ctx, l)
-	if errors.Is(err, store.ErrGone) {
-		return store.ErrGone
-	}
-	return err
 }
