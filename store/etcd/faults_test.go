@@ -21,19 +21,18 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/internal/test/etcdtest"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 )
 
 const minute = time.Minute
 
-var lastID atomic.Int64
-
-func claim(name string, ttl time.Duration) store.Claim {
-	n := lastID.Add(1)
-	return store.Claim{Name: name, ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
-}
-
-func nothing(store.Progress) {}
+// What a test does with holds.
+var (
+	claim   = holds.Claim
+	wait    = holds.Wait
+	nothing = holds.Nothing
+)
 
 // wire counts the commands of an etcd client, and loses replies.
 type wire struct {
@@ -201,37 +200,6 @@ func keys(t testing.TB, c *clientv3.Client, name string) (found []string) {
 	return found
 }
 
-// wait calls Wait, and returns when the hold is queued.
-func wait(t testing.TB, s store.Store, a store.Claim) (lease <-chan store.Lease) {
-	t.Helper()
-	queued, leases := make(chan struct{}), make(chan store.Lease, 1)
-	once := sync.OnceFunc(func() { close(queued) })
-	go func() {
-		l, err := s.Wait(t.Context(), a, func(store.Progress) { once() })
-		if err != nil {
-			t.Errorf("wait: %v", err)
-		}
-		leases <- l
-	}()
-	select {
-	case <-queued:
-	case <-time.After(10 * time.Second):
-		require.FailNow(t, "does not happen: the hold is queued")
-	}
-	return leases
-}
-
-func within(t testing.TB, d time.Duration, leases <-chan store.Lease) store.Lease {
-	t.Helper()
-	select {
-	case l := <-leases:
-		return l
-	case <-time.After(d):
-		require.FailNow(t, "does not happen: the waiter has the lock")
-		return store.Lease{}
-	}
-}
-
 func TestALostReplyLeavesOneHold(t *testing.T) {
 	var w wire
 	c := w.client(t)
@@ -277,7 +245,7 @@ func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
 	err = s.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)
-	second := within(t, 30*time.Second, next)
+	second := next.Get(t)
 	require.ErrorIs(t, s.Release(t.Context(), l), store.ErrGone)
 	require.NoError(t, s.Forget(t.Context(), []store.Claim{first})[0])
 	state, err := s.Look(t.Context(), first)
@@ -301,7 +269,7 @@ func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
 	require.Equal(t, store.ID(fmt.Sprintf("etcd:%x:0", session.Lease())), busy.Owner)
 	first := wait(t, s, claim("shared", minute))
 	require.NoError(t, m.Unlock(t.Context()))
-	l := within(t, 30*time.Second, first)
+	l := first.Get(t)
 
 	require.ErrorIs(t, m.TryLock(t.Context()), concurrency.ErrLocked)
 	locked := make(chan error, 1)
@@ -316,7 +284,7 @@ func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
 	require.Equal(t, 1, state.Waiters)
 
 	require.NoError(t, s.Break(t.Context(), store.Claim{Name: "shared", ID: busy.Owner, Limit: 1}))
-	require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, second)))
+	require.NoError(t, s.Release(t.Context(), second.Get(t)))
 	_, err = c.TimeToLive(t.Context(), session.Lease())
 	require.NoError(t, err, "the session of the other program goes on")
 }
@@ -348,7 +316,7 @@ func TestASilentWatchHoldsUpAWaiterForAThirdOfItsLease(t *testing.T) {
 	require.NoError(t, err)
 	next := wait(t, s, claim("silent", 12*time.Second))
 	require.NoError(t, other.Release(t.Context(), l))
-	got := within(t, 10*time.Second, next)
+	got := next.GetWithin(t, 10*time.Second)
 	require.Equal(t, store.WakeRecheck, got.Woken)
 	require.NoError(t, s.Release(t.Context(), got))
 }
@@ -361,19 +329,19 @@ func TestAHandOverCostsTheSameWithManyWaiting(t *testing.T) {
 		name := fmt.Sprintf("flat-%d", waiters)
 		l, err := s.Try(t.Context(), claim(name, minute))
 		require.NoError(t, err)
-		var line []<-chan store.Lease
+		var line []*holds.Waiter
 		for range waiters {
 			line = append(line, wait(t, s, claim(name, minute)))
 		}
 		begun := w.commands.Load()
 		for _, next := range line[:4] {
 			require.NoError(t, s.Release(t.Context(), l))
-			l = within(t, 30*time.Second, next)
+			l = next.Get(t)
 		}
 		spent := w.commands.Load() - begun
 		require.NoError(t, s.Release(t.Context(), l))
 		for _, next := range line[4:] {
-			require.NoError(t, s.Release(t.Context(), within(t, 30*time.Second, next)))
+			require.NoError(t, s.Release(t.Context(), next.Get(t)))
 		}
 		require.NoError(t, s.Close())
 		return spent
@@ -416,8 +384,8 @@ func TestANamespaceSharesItsLocks(t *testing.T) {
 	next := wait(t, outside, claim("named", minute))
 	last := wait(t, inside, claim("named", minute))
 	require.NoError(t, inside.Release(t.Context(), l))
-	require.NoError(t, outside.Release(t.Context(), within(t, 30*time.Second, next)))
-	require.NoError(t, inside.Release(t.Context(), within(t, 30*time.Second, last)))
+	require.NoError(t, outside.Release(t.Context(), next.Get(t)))
+	require.NoError(t, inside.Release(t.Context(), last.Get(t)))
 }
 
 // leader returns the leader of a cluster, and the others.
@@ -457,7 +425,7 @@ func TestSectionsAndWaitersOutlastTheLeader(t *testing.T) {
 			require.NoError(t, err, "the store serves again before the lease ends")
 			require.NoError(t, lock.Unlock(inner))
 			require.NoError(t, lock.Unlock(section))
-			l := within(t, 15*time.Second, next)
+			l := next.GetWithin(t, 15*time.Second)
 			require.NoError(t, newStore(t, connect(t, others[0])).Release(t.Context(), l))
 		})
 	}

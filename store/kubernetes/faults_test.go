@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,71 +18,23 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 	relockk8s "github.com/go-relock/relock/store/kubernetes"
 )
 
 const minute = time.Minute
 
-var lastID atomic.Int64
+// What a test does with holds.
+var (
+	claim   = holds.Claim
+	wait    = holds.Wait
+	nothing = holds.Nothing
+	take    = holds.Take
+	forget  = holds.Forget
 
-func claim(name string, ttl time.Duration) store.Claim {
-	n := lastID.Add(1)
-	return store.Claim{Name: name, ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
-}
-
-func nothing(store.Progress) {}
-
-func requireOwner(t testing.TB, s store.Store, name string, id store.ID) {
-	t.Helper()
-	state, err := s.Look(t.Context(), store.Claim{Name: name})
-	require.NoError(t, err)
-	require.Equal(t, id, state.Owner)
-}
-
-// take makes a hold.
-func take(t testing.TB, s store.Store, a store.Claim) store.Lease {
-	t.Helper()
-	l, err := s.Try(t.Context(), a)
-	require.NoError(t, err)
-	return l
-}
-
-func forget(t testing.TB, s store.Store, a store.Claim) {
-	t.Helper()
-	require.NoError(t, s.Forget(t.Context(), []store.Claim{a})[0])
-}
-
-// wait calls Wait, and returns when the hold waits.
-func wait(t testing.TB, s store.Store, a store.Claim) <-chan store.Lease {
-	t.Helper()
-	waits, leases := make(chan struct{}), make(chan store.Lease, 1)
-	once := sync.OnceFunc(func() { close(waits) })
-	go func() {
-		l, err := s.Wait(t.Context(), a, func(store.Progress) { once() })
-		if err != nil {
-			t.Errorf("wait: %v", err)
-		}
-		leases <- l
-	}()
-	select {
-	case <-waits:
-	case <-time.After(10 * time.Second):
-		require.FailNow(t, "does not happen: the hold waits")
-	}
-	return leases
-}
-
-func within(t testing.TB, d time.Duration, leases <-chan store.Lease) store.Lease {
-	t.Helper()
-	select {
-	case l := <-leases:
-		return l
-	case <-time.After(d):
-		require.FailNow(t, "does not happen: the waiter has the lock")
-		return store.Lease{}
-	}
-}
+	requireOwner = holds.RequireOwner
+)
 
 func TestNewRefusesNil(t *testing.T) {
 	_, err := relockk8s.New(nil)
@@ -132,7 +83,7 @@ func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
 	err := st.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)
 	require.ErrorIs(t, err, store.ErrUnsure)
-	second := within(t, 30*time.Second, next)
+	second := next.Get(t)
 	require.ErrorIs(t, st.Release(t.Context(), l), store.ErrGone)
 	forget(t, st, l.Claim)
 	requireOwner(t, st, "sent-again", second.ID)
@@ -254,7 +205,7 @@ func TestALeaseOfAnotherProgramExcludes(t *testing.T) {
 	_, err = st.Try(t.Context(), claim("foreign", minute))
 	require.ErrorAs(t, err, &busy)
 	require.Equal(t, store.ID("kubernetes:pod-1:0"), busy.Owner)
-	l := within(t, 30*time.Second, wait(t, st, claim("foreign", minute)))
+	l := wait(t, st, claim("foreign", minute)).Get(t)
 	require.GreaterOrEqual(t, time.Since(begun), time.Second)
 	requireOwner(t, s.store(), "foreign", l.ID)
 
@@ -322,7 +273,7 @@ func TestAWaiterWatchesAndSendsNothingWhileItWaits(t *testing.T) {
 	}
 	require.EqualValues(t, 3, w.requests.Load(), "create, get, watch")
 	require.NoError(t, st.Release(t.Context(), l))
-	second := within(t, 30*time.Second, next)
+	second := next.Get(t)
 	require.Equal(t, store.WakeReleased, second.Woken)
 	require.EqualValues(t, 4, w.requests.Load(), "create")
 	require.NoError(t, st.Release(t.Context(), second))
@@ -337,7 +288,7 @@ func TestASilentWatchEndsWithTheLease(t *testing.T) {
 	next := wait(t, s.store(&w), claim("silent", minute))
 	begun := time.Now()
 	require.NoError(t, st.Release(t.Context(), l))
-	second := within(t, 30*time.Second, next)
+	second := next.Get(t)
 	require.Equal(t, store.WakeRecheck, second.Woken)
 	require.Greater(t, time.Since(begun), time.Second)
 	require.NoError(t, st.Release(t.Context(), second))
@@ -380,7 +331,7 @@ func TestAnErrorThatMayPassEndsNoWait(t *testing.T) {
 			require.NoError(t, st.Release(t.Context(), hold))
 			next := wait(t, st, claim(name, minute))
 			require.NoError(t, other.Release(t.Context(), busy))
-			require.NoError(t, st.Release(t.Context(), within(t, minute, next)))
+			require.NoError(t, st.Release(t.Context(), next.Get(t)))
 		})
 	}
 }
@@ -474,7 +425,7 @@ func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {
 	stop := st.Watch(client, func(id store.ID) { doubts <- id })
 	defer stop()
 	require.Empty(t, <-doubts, "the watch begins")
-	l := within(t, 30*time.Second, wait(t, other, claim("told", minute)))
+	l := wait(t, other, claim("told", minute)).Get(t)
 	require.Equal(t, dead.ID, <-doubts)
 	require.NoError(t, other.Release(t.Context(), l))
 

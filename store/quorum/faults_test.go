@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -122,7 +123,7 @@ func (r *rig) cycle() int64 {
 	a := claim(minute)
 	next := make(chan store.Lease, 1)
 	go func() {
-		l, err := r.store.Wait(ctx, a, nothing)
+		l, err := r.store.Wait(ctx, a, holds.Nothing)
 		require.NoError(r, err)
 		next <- l
 	}()
@@ -169,12 +170,12 @@ func TestADeadMajorityIsUnavailable(t *testing.T) {
 			ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
 			defer cancel()
 			a := claim(minute)
-			l, err := r.store.Wait(ctx, a, nothing)
+			l, err := r.store.Wait(ctx, a, holds.Nothing)
 			for err == nil && l.Sent.IsZero() { // as the core does
 				require.ErrorIs(r, second(r.store.Enter(ctx, l, 1)), store.ErrGone)
 				r.store.Forget(ctx, []store.Claim{a})
 				a = claim(minute)
-				l, err = r.store.Wait(ctx, a, nothing)
+				l, err = r.store.Wait(ctx, a, holds.Nothing)
 			}
 			require.ErrorIs(r, err, context.DeadlineExceeded)
 			r.store.Forget(r.Context(), []store.Claim{a})
@@ -426,7 +427,9 @@ func TestAFillThatGivesUpLeavesNoPlace(t *testing.T) {
 // TestACallEndsWithItsContext has calls whose contexts end while locks are given back. A waiter is
 // refused before or after other members have given their locks.
 func TestACallEndsWithItsContext(t *testing.T) {
-	wait := func(ctx context.Context, s store.Store, a store.Claim) error { return second(s.Wait(ctx, a, nothing)) }
+	wait := func(ctx context.Context, s store.Store, a store.Claim) error {
+		return second(s.Wait(ctx, a, holds.Nothing))
+	}
 	try := func(ctx context.Context, s store.Store, a store.Claim) error { return second(s.Try(ctx, a)) }
 	for name, c := range map[string]struct {
 		call      func(ctx context.Context, s store.Store, a store.Claim) error
@@ -535,7 +538,7 @@ func TestAQueueThatItsMemberDoesNotTellIsNotThatOfAnother(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			_, err := s.Wait(ctx, a, nothing)
+			_, err := s.Wait(ctx, a, holds.Nothing)
 			ended <- err
 		}()
 		synctest.Wait()
@@ -696,7 +699,7 @@ func TestAGrantThatWasOverSpendsItsClaim(t *testing.T) {
 		}
 		s := r.over(func(_ int, m *mem.Store) store.Store { return lapsed{m} })
 		begun := time.Now()
-		l, err := s.Wait(t.Context(), claim(minute), nothing)
+		l, err := s.Wait(t.Context(), claim(minute), holds.Nothing)
 		require.NoError(t, err)
 		require.Zero(t, time.Since(begun))
 		require.Zero(t, l.Sent)
@@ -764,7 +767,7 @@ func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
 			a := claim(minute)
 			claims = append(claims, a)
 			go func() {
-				l, err := r.store.Wait(t.Context(), a, nothing)
+				l, err := r.store.Wait(t.Context(), a, holds.Nothing)
 				assert.NoError(t, err)
 				order <- l.ID
 				pass(time.Second)
@@ -921,7 +924,7 @@ func TestAWaiterStaysWithAMemberThatAnswersOtherCalls(t *testing.T) {
 		require.NoError(t, err)
 		done := make(chan store.Lease)
 		go func() {
-			l, err := s.Wait(t.Context(), claim(minute), nothing)
+			l, err := s.Wait(t.Context(), claim(minute), holds.Nothing)
 			assert.NoError(t, err)
 			done <- l
 		}()
@@ -949,7 +952,7 @@ func TestAWaiterThatReachedNobodyFindsTheMembersThatComeBack(t *testing.T) {
 		}
 		done := make(chan store.Lease, 1)
 		go func() {
-			l, err := s.Wait(r.Context(), claim(minute), nothing)
+			l, err := s.Wait(r.Context(), claim(minute), holds.Nothing)
 			assert.NoError(r, err)
 			done <- l
 		}()
@@ -991,7 +994,7 @@ func TestAWaiterKeepsNoLockOfAMemberThatItHasLeft(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		a, done := claim(minute), make(chan error)
-		go func() { done <- second(s.Wait(ctx, a, nothing)) }()
+		go func() { done <- second(s.Wait(ctx, a, holds.Nothing)) }()
 		pass(time.Second)
 		for _, m := range view[:2] {
 			m.On(stage.Refuse(errDown), stage.CmdLook)
@@ -1031,7 +1034,7 @@ func TestARefusalOfAMemberThatIsAskedAgainIsNoLastWord(t *testing.T) {
 		})
 		done := make(chan store.Lease, 1)
 		go func() {
-			l, err := s.Wait(t.Context(), claim(minute), nothing)
+			l, err := s.Wait(t.Context(), claim(minute), holds.Nothing)
 			assert.NoError(t, err)
 			done <- l
 		}()
@@ -1140,7 +1143,7 @@ func TestALockBesideASilentMemberIsTakenAtOnce(t *testing.T) {
 		r.cycle() // finds out
 		for range 3 {
 			begun := time.Now()
-			l, err := r.store.Wait(r.Context(), claim(minute), nothing)
+			l, err := r.store.Wait(r.Context(), claim(minute), holds.Nothing)
 			require.NoError(r, err)
 			require.Zero(r, time.Since(begun))
 			require.NoError(r, r.store.Release(r.Context(), l))
@@ -1156,7 +1159,7 @@ func TestAWaiterGivesBackWhatItDoesNotUse(t *testing.T) {
 		require.NoError(t, err)
 		a, got := claim(minute), make(chan store.Lease, 1)
 		go func() {
-			l, err := r.store.Wait(t.Context(), a, nothing)
+			l, err := r.store.Wait(t.Context(), a, holds.Nothing)
 			assert.NoError(t, err)
 			got <- l
 		}()
@@ -1174,7 +1177,7 @@ func TestAMinorityIsGivenUp(t *testing.T) {
 		l := r.try(minute)
 		r.members[0].Lose("orders")
 		begun, a := time.Now(), claim(minute)
-		spent, err := r.store.Wait(t.Context(), a, nothing)
+		spent, err := r.store.Wait(t.Context(), a, holds.Nothing)
 		require.NoError(t, err)
 		require.Less(t, time.Since(begun), 3*time.Second)
 		require.Negative(t, time.Until(spent.Until()))

@@ -2,8 +2,6 @@ package quorum_test
 
 import (
 	"context"
-	"fmt"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/fence"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -75,18 +74,11 @@ func (r *rig) lose(name string) {
 	}
 }
 
-var lastID atomic.Int64
-
-func claim(ttl time.Duration) store.Claim {
-	n := lastID.Add(1)
-	return store.Claim{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
-}
+func claim(ttl time.Duration) store.Claim { return holds.Claim("orders", ttl) }
 
 func (r *rig) try(ttl time.Duration) store.Lease {
 	r.Helper()
-	l, err := r.store.Try(r.Context(), claim(ttl))
-	require.NoError(r, err)
-	return l
+	return holds.Take(r, r.store, claim(ttl))
 }
 
 // owners returns the owner of the lock at each member.
@@ -101,8 +93,6 @@ func (r *rig) owners() (owners []store.ID) {
 	}
 	return owners
 }
-
-func nothing(store.Progress) {}
 
 // memory is the harness of a quorum in memory, in fake time.
 func memory() storetest.Harness {

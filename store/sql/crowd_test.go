@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 	relocksql "github.com/go-relock/relock/store/sql"
 )
@@ -82,13 +83,13 @@ func TestCallersOfAHeldUpNameCostNoOtherLock(t *testing.T) {
 func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 	servers(t, func(d *rig) {
 		s := d.pool(d.T, 4)
-		other, third := try(d, s, named("other")), try(d, s, named("third"))
-		var holds []store.Lease
+		other, third := holds.Take(d, s, named("other")), holds.Take(d, s, named("third"))
+		var held []store.Lease
 		var unwanted []store.Claim
 		for range 20 {
 			a := claim(time.Minute)
 			a.Kind, a.Limit = store.ReadWrite, store.Unlimited
-			holds, unwanted = append(holds, try(d, s, a)), append(unwanted, a)
+			held, unwanted = append(held, holds.Take(d, s, a)), append(unwanted, a)
 		}
 		tx, err := d.db.BeginTx(d.Context(), nil)
 		require.NoError(d, err)
@@ -102,7 +103,7 @@ func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 			group.Wait()
 			require.NoError(d, tx.Rollback())
 		}()
-		for _, l := range holds {
+		for _, l := range held {
 			group.Go(func() { _ = s.Release(ctx, l) })
 		}
 		group.Go(func() { s.Forget(ctx, append(unwanted, third.Claim)) })
@@ -120,15 +121,15 @@ func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
 func TestTheFirstWaitersDoNotAskBehindNewCallers(t *testing.T) {
 	onEach(t, func(d *rig) {
 		s := d.store(d.T)
-		owner := try(d, d.past(d), claim(2*time.Second)) // which nobody renews
-		first, second := wait(d, s, claim(time.Minute)), wait(d, s, claim(time.Minute))
+		owner := holds.Take(d, d.past(d), claim(2*time.Second)) // which nobody renews
+		first, second := holds.Wait(d, s, claim(time.Minute)), holds.Wait(d, s, claim(time.Minute))
 		leave, err := s.FillAsks(d.Context(), owner.Name)
 		require.NoError(d, err)
 		defer leave()
-		l := first.get(d, time.Minute)
+		l := first.Get(d)
 		<-time.After(100 * time.Millisecond) // the second one asks, too, at the end of the lease
 		require.NoError(d, s.Release(d.Context(), l))
-		require.NoError(d, s.Release(d.Context(), second.get(d, time.Minute)))
+		require.NoError(d, s.Release(d.Context(), second.Get(d)))
 	})
 }
 
@@ -169,10 +170,10 @@ func TestOneWaiterKeepsThePlacesOfAllWaitersOfItsName(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T
 		s, other := d.store(t), d.past(t)
-		l := try(t, other, claim(time.Minute))
-		var line []*waiter
+		l := holds.Take(t, other, claim(time.Minute))
+		var line []*holds.Waiter
 		for range 40 {
-			line = append(line, wait(t, s, claim(time.Minute)))
+			line = append(line, holds.Wait(t, s, claim(time.Minute)))
 		}
 		var packets atomic.Int64
 		if d.listens {
@@ -197,7 +198,7 @@ func TestOneWaiterKeepsThePlacesOfAllWaitersOfItsName(t *testing.T) {
 		for _, w := range line {
 			sent := packets.Load()
 			require.NoError(t, other.Release(t.Context(), l))
-			l = w.get(t, 30*time.Second)
+			l = w.Get(t)
 			if l.Woken == store.WakeGrant {
 				told++
 			} else if d.listens { // a waiter has asked by itself meanwhile
@@ -213,10 +214,10 @@ func TestWaitersWhosePlacesAreLostQueueAgain(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T
 		s := d.store(t)
-		l := try(t, s, claim(time.Minute))
-		var line []*waiter
+		l := holds.Take(t, s, claim(time.Minute))
+		var line []*holds.Waiter
 		for range 12 {
-			line = append(line, wait(t, s, claim(time.Minute)))
+			line = append(line, holds.Wait(t, s, claim(time.Minute)))
 		}
 		require.Eventually(t, func() bool {
 			_, err := d.db.ExecContext(t.Context(), "DELETE FROM relock_holds WHERE state = 0")
@@ -229,8 +230,8 @@ func TestWaitersWhosePlacesAreLostQueueAgain(t *testing.T) {
 		var group sync.WaitGroup
 		for _, w := range line { // in any order
 			group.Go(func() {
-				<-w.done
-				if err := errors.Join(w.err, s.Release(t.Context(), w.lease)); err != nil {
+				<-w.Done
+				if err := errors.Join(w.Err, s.Release(t.Context(), w.Lease)); err != nil {
 					t.Error(err)
 				}
 			})
@@ -245,14 +246,14 @@ func TestAWaiterHearsOfALostGrantFromTheNextAsk(t *testing.T) {
 	t.Parallel()
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithListener(deaf{})), d.past(t)
-	l := try(t, other, claim(time.Minute))
-	var line []*waiter
+	l := holds.Take(t, other, claim(time.Minute))
+	var line []*holds.Waiter
 	for range 7 {
-		line = append(line, wait(t, s, claim(time.Minute)))
+		line = append(line, holds.Wait(t, s, claim(time.Minute)))
 	}
 	for _, w := range line {
 		require.NoError(t, other.Release(t.Context(), l))
-		l = w.get(t, 10*time.Second)
+		l = w.GetWithin(t, 10*time.Second)
 	}
 	require.NoError(t, other.Release(t.Context(), l))
 }
@@ -270,12 +271,12 @@ func TestAGrantThatIsTakenBackIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithListener(mute{})), d.past(t)
-	l := try(t, other, claim(time.Minute))
+	l := holds.Take(t, other, claim(time.Minute))
 	a := claim(time.Minute)
-	w := wait(t, s, a)
+	w := holds.Wait(t, s, a)
 	require.NoError(t, other.Release(t.Context(), l))
 	require.NoError(t, s.Break(t.Context(), a))
-	l = w.get(t, 10*time.Second)
+	l = w.GetWithin(t, 10*time.Second)
 	state, err := other.Look(t.Context(), a)
 	require.NoError(t, err)
 	require.Equal(t, l.ID, state.Owner)
@@ -294,7 +295,7 @@ func TestCommandsSendFewStatements(t *testing.T) {
 			d.through += "&default_query_exec_mode=exec"
 		}
 		s := d.pool(t, 10, relocksql.WithPoll(5*time.Second, 5*time.Second)) // polls would be counted
-		require.NoError(t, s.Release(t.Context(), try(t, s, claim(time.Minute))))
+		require.NoError(t, s.Release(t.Context(), holds.Take(t, s, claim(time.Minute))))
 		count := func(do func()) int64 {
 			var packets atomic.Int64
 			d.proxy.Watch(func(up bool, _ []byte) bool {
@@ -310,18 +311,18 @@ func TestCommandsSendFewStatements(t *testing.T) {
 		got := map[string]int64{}
 		var l store.Lease
 		got["pair"] = count(func() {
-			l = try(t, s, claim(time.Minute))
+			l = holds.Take(t, s, claim(time.Minute))
 			require.NoError(t, s.Release(t.Context(), l))
 		})
-		l = try(t, s, claim(time.Minute))
+		l = holds.Take(t, s, claim(time.Minute))
 		got["renewal"] = count(func() {
 			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: time.Minute, Count: 1}})[0])
 		})
-		var w *waiter
-		got["queue"] = count(func() { w = wait(t, s, claim(time.Minute)) })
+		var w *holds.Waiter
+		got["queue"] = count(func() { w = holds.Wait(t, s, claim(time.Minute)) })
 		got["hand-over"] = count(func() {
 			require.NoError(t, s.Release(t.Context(), l))
-			l = w.get(t, 30*time.Second)
+			l = w.Get(t)
 		})
 		require.NoError(t, s.Release(t.Context(), l))
 		require.Equal(t, want[d.kind], got)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/holds"
 	relocksql "github.com/go-relock/relock/store/sql"
 )
 
@@ -91,7 +92,7 @@ func TestARoleWithoutARightIsRefusedAndFoundByCheck(t *testing.T) {
 		s, err := relocksql.New(d.open(d, login), d.dialect)
 		require.NoError(d, err)
 		require.ErrorContains(d, s.CheckServer(d.Context(), claim(time.Minute)), "grant SELECT, INSERT, UPDATE and DELETE")
-		l := try(d, s, claim(time.Minute))
+		l := holds.Take(d, s, claim(time.Minute))
 		require.ErrorContains(d, s.Release(d.Context(), l), "grant SELECT, INSERT, UPDATE and DELETE")
 	})
 }
@@ -243,6 +244,6 @@ func TestARollbackThatFailsEndsItsConnection(t *testing.T) {
 	require.Zero(t, in)
 	_, err = conn.ExecContext(t.Context(), "ROLLBACK")
 	require.NoError(t, errors.Join(err, conn.Close()))
-	l := try(t, s, claim(time.Minute))
+	l := holds.Take(t, s, claim(time.Minute))
 	require.NoError(t, s.Release(t.Context(), l))
 }

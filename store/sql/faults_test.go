@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 	relocksql "github.com/go-relock/relock/store/sql"
 )
@@ -45,7 +46,7 @@ func TestAWaitThatHasJoinedWithoutAnAnswerFoundNoFreeLock(t *testing.T) {
 		joined := 0
 		for n, done := 0, false; !done; n++ {
 			a := claim(time.Minute)
-			owner := try(t, past, a)
+			owner := holds.Take(t, past, a)
 			a.ID = claim(time.Minute).ID
 			lost := d.cutFrom(n)
 			got := make(chan store.Lease, 1)
@@ -98,7 +99,7 @@ func TestACommandThatLosesItsConnectionAnywhereSaysSo(t *testing.T) {
 			for n := 0; ; n++ {
 				a, l := claim(time.Minute), store.Lease{}
 				if name != "Try" {
-					l = try(t, past, claim(time.Minute))
+					l = holds.Take(t, past, claim(time.Minute))
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 				lost := d.cutFrom(n)
@@ -161,7 +162,7 @@ func TestACommandAfterALostReplyHasTheEffectOfOne(t *testing.T) {
 		s, past := d.store(t), d.past(t)
 		for _, last := range [][]byte{nil, shutdowns[d.kind]} {
 			d.loseCommit(t, last)
-			l := try(t, s, claim(time.Minute))
+			l := holds.Take(t, s, claim(time.Minute))
 			state, err := past.Look(t.Context(), l.Claim)
 			require.NoError(t, err)
 			require.Equal(t, l.ID, state.Owner)
@@ -193,7 +194,7 @@ func TestAHoldHasTheRowOfItsName(t *testing.T) {
 		}
 		return false
 	})
-	l := try(t, s, claim(time.Minute))
+	l := holds.Take(t, s, claim(time.Minute))
 	require.True(t, deleted.Load())
 	require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_locks"), "two holds can enter without the row")
 	require.NoError(t, s.Release(t.Context(), l))
@@ -203,8 +204,8 @@ func TestAWaiterOutlivesItsConnections(t *testing.T) {
 	servers(t, func(d *rig) {
 		t := d.T
 		s, past := d.store(t), d.past(t)
-		l := try(t, past, claim(time.Minute))
-		w := wait(t, s, claim(time.Minute))
+		l := holds.Take(t, past, claim(time.Minute))
+		w := holds.Wait(t, s, claim(time.Minute))
 		if d.listens {
 			require.Eventually(t, func() bool {
 				return d.count(t, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()") > 0
@@ -212,7 +213,7 @@ func TestAWaiterOutlivesItsConnections(t *testing.T) {
 		}
 		d.proxy.Cut()
 		require.NoError(t, past.Release(t.Context(), l))
-		l = w.get(t, 10*time.Second)
+		l = w.GetWithin(t, 10*time.Second)
 		require.NoError(t, s.Release(t.Context(), l))
 	})
 }
@@ -222,14 +223,14 @@ func TestAWaiterFindsItsGrantAfterASilence(t *testing.T) {
 	servers(t, func(d *rig) {
 		t := d.T
 		s, past := d.store(t), d.past(t)
-		l := try(t, past, claim(time.Minute))
-		w := wait(t, s, claim(time.Minute))
+		l := holds.Take(t, past, claim(time.Minute))
+		w := holds.Wait(t, s, claim(time.Minute))
 		d.proxy.Stall()
 		require.NoError(t, past.Release(t.Context(), l))
 		<-time.After(300 * time.Millisecond)
 		d.proxy.Cut()
 		d.proxy.Resume()
-		l = w.get(t, 10*time.Second)
+		l = w.GetWithin(t, 10*time.Second)
 		require.NoError(t, s.Release(t.Context(), l))
 	})
 }
@@ -240,7 +241,7 @@ func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
 	t.Parallel()
 	d := postgres(t, false)
 	s, past := d.store(t), d.past(t)
-	l := try(t, past, claim(time.Minute))
+	l := holds.Take(t, past, claim(time.Minute))
 	var stopped atomic.Bool
 	d.proxy.Watch(func(up bool, data []byte) bool {
 		if up && bytes.Contains(data, []byte("relock_holds")) && stopped.CompareAndSwap(false, true) {
@@ -265,10 +266,10 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 	d := postgres(t, true)
 	s := d.store(t)
 	packets := func(waiters int) int64 {
-		l := try(t, s, claim(time.Minute))
-		var line []*waiter
+		l := holds.Take(t, s, claim(time.Minute))
+		var line []*holds.Waiter
 		for range waiters + 10 {
-			line = append(line, wait(t, s, claim(time.Minute)))
+			line = append(line, holds.Wait(t, s, claim(time.Minute)))
 		}
 		fewest := int64(1000) // a waiter may renew its place in between
 		for _, w := range line[:10] {
@@ -280,13 +281,13 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 				return false
 			})
 			require.NoError(t, s.Release(t.Context(), l))
-			l = w.get(t, 30*time.Second)
+			l = w.Get(t)
 			fewest = min(fewest, up.Load())
 		}
 		d.proxy.Watch(nil)
 		for _, w := range line[10:] {
 			require.NoError(t, s.Release(t.Context(), l))
-			l = w.get(t, 30*time.Second)
+			l = w.Get(t)
 		}
 		require.NoError(t, s.Release(t.Context(), l))
 		return fewest

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 	relocksql "github.com/go-relock/relock/store/sql"
 )
@@ -41,7 +42,7 @@ func TestALockIsGoneWithItsFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := sqlite(t)
 			s := d.past(t)
-			l, next := try(t, s, claim(time.Minute)), try(t, s, named("next"))
+			l, next := holds.Take(t, s, claim(time.Minute)), holds.Take(t, s, named("next"))
 			path := d.fileOf(t)
 			take(t, path)
 			for _, suffix := range []string{"-wal", "-shm"} {
@@ -71,7 +72,7 @@ func TestALockIsGoneWithItsFile(t *testing.T) {
 			require.ErrorContains(t, s.LockTx(t.Context(), tx, "orders"), "open the *sql.DB")
 			require.NoError(t, tx.Rollback())
 			o := other.past(t)
-			require.NoError(t, o.Release(t.Context(), try(t, o, claim(time.Minute))))
+			require.NoError(t, o.Release(t.Context(), holds.Take(t, o, claim(time.Minute))))
 		})
 	}
 }
@@ -84,7 +85,7 @@ func TestRenewalsInSQLiteAreOneTransaction(t *testing.T) {
 	for range 20 {
 		a := claim(time.Minute)
 		a.Name = string(a.ID)
-		renewals = append(renewals, store.Renewal{Lease: try(t, s, a), TTL: time.Minute, Count: 3})
+		renewals = append(renewals, store.Renewal{Lease: holds.Take(t, s, a), TTL: time.Minute, Count: 3})
 	}
 	require.NoError(t, s.Release(t.Context(), renewals[7].Lease))
 	var begun atomic.Int64

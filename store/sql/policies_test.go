@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 	relocksql "github.com/go-relock/relock/store/sql"
 )
@@ -86,7 +87,7 @@ func TestARowThatAPolicyKeepsIsAnErrorAndNoSilence(t *testing.T) {
 			d := postgres(t, false)
 			s := policed(t, d, policies...)
 			require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), bypass)
-			l := try(t, s, claim(time.Second))
+			l := holds.Take(t, s, claim(time.Second))
 			err := s.Release(t.Context(), l)
 			require.ErrorContains(t, err, noEffect)
 			require.ErrorContains(t, err, bypass)
@@ -103,13 +104,13 @@ func TestARowThatAPolicyKeepsIsAnErrorAndNoSilence(t *testing.T) {
 func TestLocksWorkUnderPoliciesThatAllowEverything(t *testing.T) {
 	d := postgres(t, false)
 	s := policed(t, d, allLocks, allHolds)
-	l := try(t, s, claim(time.Minute))
+	l := holds.Take(t, s, claim(time.Minute))
 	var busy *store.Busy
 	_, err := s.Try(t.Context(), claim(time.Minute))
 	require.ErrorAs(t, err, &busy)
-	w := wait(t, s, claim(time.Minute))
+	w := holds.Wait(t, s, claim(time.Minute))
 	require.NoError(t, s.Release(t.Context(), l))
-	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second)))
+	require.NoError(t, s.Release(t.Context(), w.Get(t)))
 	require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), bypass)
 	require.NoError(t, d.past(t).CheckServer(t.Context(), claim(time.Minute)), "the owner of the tables")
 }
@@ -120,7 +121,7 @@ func TestLockTxRefusesPolicies(t *testing.T) {
 	policed(t, d, allLocks, newHolds)
 	d.run(t, "CREATE ROLE "+role, "GRANT ALL ON relock_locks, relock_holds TO "+role)
 	s := d.past(t)
-	l := try(t, s, claim(time.Minute))
+	l := holds.Take(t, s, claim(time.Minute))
 	tx, err := d.db.BeginTx(t.Context(), nil)
 	require.NoError(t, err)
 	_, err = tx.ExecContext(t.Context(), "SET LOCAL ROLE "+role)
@@ -150,7 +151,7 @@ func TestAStatementWithoutAnEffectIsNoSuccess(t *testing.T) {
 			t.Run(name+" "+what, func(t *testing.T) {
 				d := newDatabase(t)
 				s := d.past(t)
-				l := try(t, s, claim(time.Minute))
+				l := holds.Take(t, s, claim(time.Minute))
 				d.swallow(t, what)
 				require.ErrorContains(t, s.CheckServer(t.Context(), claim(time.Minute)), noEffect)
 				next := claim(time.Minute)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/test/dbtest"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 	relocksql "github.com/go-relock/relock/store/sql"
 	"github.com/go-relock/relock/store/sql/pglisten"
@@ -63,7 +64,7 @@ func TestACommitThatThePoolerLosesIsUnsure(t *testing.T) {
 	d := pooled(t, 1, "transaction")
 	s, err := relocksql.New(d.open(t, d.through), d.dialect)
 	require.NoError(t, err)
-	l := try(t, s, claim(time.Minute))
+	l := holds.Take(t, s, claim(time.Minute))
 	d.loseCommit(t, nil)
 	err = s.Release(t.Context(), l)
 	require.ErrorIs(t, err, store.ErrGone)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 )
 
@@ -74,33 +75,33 @@ func (d *rig) story(prefix string) {
 		busy(past, named("orders", store.Mutex, 1))
 	}
 	require.NoError(d, lock.Unlock(section))
-	try(d, past, named("orders", store.Mutex, 1))
+	holds.Take(d, past, named("orders", store.Mutex, 1))
 
-	var holds []store.Lease
+	var held []store.Lease
 	for range 3 {
-		holds = append(holds, try(d, s, named("rw", store.ReadWrite, store.Unlimited)))
+		held = append(held, holds.Take(d, s, named("rw", store.ReadWrite, store.Unlimited)))
 	}
 	busy(s, named("rw", store.ReadWrite, 1))
 	for range 2 {
-		holds = append(holds, try(d, s, named("permits", store.Semaphore, 2)))
+		held = append(held, holds.Take(d, s, named("permits", store.Semaphore, 2)))
 	}
 	busy(s, named("permits", store.Semaphore, 2))
-	for _, l := range holds {
+	for _, l := range held {
 		require.NoError(d, s.Release(d.Context(), l))
 	}
 
-	l := try(d, past, named("queue", store.Mutex, 1))
-	var line []*waiter
+	l := holds.Take(d, past, named("queue", store.Mutex, 1))
+	var line []*holds.Waiter
 	for range 3 {
-		line = append(line, wait(d, s, named("queue", store.Mutex, 1)))
+		line = append(line, holds.Wait(d, s, named("queue", store.Mutex, 1)))
 	}
 	for _, w := range line {
 		<-time.After(200 * time.Millisecond) // some polls find nothing
 		released := time.Now()
 		require.NoError(d, past.Release(d.Context(), l))
-		l = w.get(d, 5*time.Second)
+		l = w.GetWithin(d, 5*time.Second)
 		require.Equal(d, store.WakeGrant, l.Woken)
-		require.Less(d, w.at.Sub(released), beatAtLeast)
+		require.Less(d, w.At.Sub(released), beatAtLeast)
 	}
 	require.NoError(d, past.Release(d.Context(), l))
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,82 +16,30 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
 	relocksql "github.com/go-relock/relock/store/sql"
 	"github.com/go-relock/relock/store/sql/pglisten"
 )
 
-var lastID atomic.Int64
-
-func claim(ttl time.Duration) store.Claim {
-	n := lastID.Add(1)
-	return store.Claim{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
-}
-
-func try(t testing.TB, s store.Store, a store.Claim) store.Lease {
-	t.Helper()
-	l, err := s.Try(t.Context(), a)
-	require.NoError(t, err)
-	return l
-}
-
-// waiter is a call of Wait in a goroutine.
-type waiter struct {
-	done  chan struct{}
-	lease store.Lease
-	err   error
-	at    time.Time
-}
+func claim(ttl time.Duration) store.Claim { return holds.Claim("orders", ttl) }
 
 // beatAtLeast is the shortest time after which a waiter asks again by itself.
 const beatAtLeast = 2500 * time.Millisecond
-
-// wait calls Wait, and returns when the hold is queued.
-func wait(t testing.TB, s store.Store, a store.Claim) *waiter {
-	t.Helper()
-	w, queued := &waiter{done: make(chan struct{})}, make(chan struct{})
-	ctx := t.Context()
-	go func() {
-		defer close(w.done)
-		var once sync.Once
-		w.lease, w.err = s.Wait(ctx, a, func(store.Progress) { once.Do(func() { close(queued) }) })
-		w.at = time.Now()
-	}()
-	select {
-	case <-queued:
-	case <-w.done:
-		t.Fatalf("Wait returns before the hold is queued: %v", w.err)
-	case <-time.After(10 * time.Second):
-		t.Fatal("Wait does not queue")
-	}
-	return w
-}
-
-// get waits until the waiter has the lock.
-func (w *waiter) get(t testing.TB, within time.Duration) store.Lease {
-	t.Helper()
-	select {
-	case <-w.done:
-	case <-time.After(within):
-		t.Fatalf("the waiter has no lock after %s", within)
-	}
-	require.NoError(t, w.err)
-	return w.lease
-}
 
 func TestPostgreSQLPollsWithoutAListener(t *testing.T) {
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithPoll(time.Millisecond, 50*time.Millisecond)), d.store(t)
 	for range 10 {
-		l := try(t, other, claim(time.Minute))
-		w := wait(t, s, claim(time.Minute))
+		l := holds.Take(t, other, claim(time.Minute))
+		w := holds.Wait(t, s, claim(time.Minute))
 		<-time.After(100 * time.Millisecond) // the interval has grown
 		released := time.Now()
 		require.NoError(t, other.Release(t.Context(), l))
-		l = w.get(t, 30*time.Second)
+		l = w.Get(t)
 		require.Equal(t, store.WakeGrant, l.Woken)
-		require.Less(t, w.at.Sub(released), beatAtLeast)
+		require.Less(t, w.At.Sub(released), beatAtLeast)
 		require.NoError(t, s.Release(t.Context(), l))
 	}
 }
@@ -106,16 +53,16 @@ func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
 		const ttl = time.Second // time to queue, on a busy machine
 		renewed := 0
 		for i := range 20 {
-			l := try(t, s, claim(ttl))
-			w := wait(t, other, claim(time.Minute))
+			l := holds.Take(t, s, claim(ttl))
+			w := holds.Wait(t, other, claim(time.Minute))
 			<-time.After(time.Until(l.Sent.Add(ttl + time.Duration(i-10)*time.Millisecond)))
 			sent := time.Now()
 			err := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: ttl, Count: 1}})[0]
-			next := w.get(t, 30*time.Second)
+			next := w.Get(t)
 			if err == nil {
 				renewed++
 				until := store.Lease{Claim: l.Claim, Sent: sent}.Until()
-				require.False(t, w.at.Before(until), "another hold is in %s before the end of a renewed lease", until.Sub(w.at))
+				require.False(t, w.At.Before(until), "another hold is in %s before the end of a renewed lease", until.Sub(w.At))
 			} else {
 				require.True(t, errors.Is(err, store.ErrGone) || errors.Is(err, store.ErrUnavailable), "%v", err) // a busy machine has no answer in time
 			}
@@ -133,16 +80,16 @@ func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
 		for i := range 5 {
 			a := claim(time.Minute)
 			a.Name = fmt.Sprint("once-", i)
-			l := try(t, s, a)
+			l := holds.Take(t, s, a)
 			drawn, err := s.Token(t.Context(), l)
 			require.NoError(t, err)
 			token = max(token, drawn)
 			require.NoError(t, s.Release(t.Context(), l))
 		}
-		kept := try(t, s, claim(time.Minute))
+		kept := holds.Take(t, s, claim(time.Minute))
 		dead := claim(time.Millisecond)
 		dead.Name = "dead"
-		try(t, s, dead)
+		holds.Take(t, s, dead)
 		require.NoError(t, s.Clean(t.Context()))
 		require.Equal(t, 7, d.count(t, "SELECT count(*) FROM relock_locks"), "rows of today stay")
 		<-time.After(50 * time.Millisecond)
@@ -152,7 +99,7 @@ func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
 
 		a := claim(time.Minute)
 		a.Name = "once-0"
-		l := try(t, s, a)
+		l := holds.Take(t, s, a)
 		again, err := s.Token(t.Context(), l)
 		require.NoError(t, err)
 		require.Greater(t, again, token, "a token goes back behind a cleanup")
@@ -170,7 +117,7 @@ func TestAStoreCleansAfterManyNewNames(t *testing.T) {
 	for i := range 100 {
 		a := claim(time.Minute)
 		a.Name = fmt.Sprint("once-", i)
-		require.NoError(t, s.Release(t.Context(), try(t, s, a)))
+		require.NoError(t, s.Release(t.Context(), holds.Take(t, s, a)))
 	}
 	require.Eventually(t, func() bool {
 		return d.count(t, "SELECT count(*) FROM relock_locks WHERE used = 1") == 0
@@ -190,18 +137,18 @@ func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
 			}
 			s, err := relocksql.New(db, d.dialect, options...)
 			require.NoError(t, err)
-			l := try(t, s, claim(time.Minute))
-			w := wait(t, s, claim(time.Minute))
+			l := holds.Take(t, s, claim(time.Minute))
+			w := holds.Wait(t, s, claim(time.Minute))
 			require.NoError(t, s.Release(t.Context(), l))
-			l = w.get(t, 30*time.Second)
+			l = w.Get(t)
 			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, s.Close())
 			require.Zero(t, db.Stats().InUse, "a connection is not given back")
 
-			l = try(t, s, claim(time.Minute)) // a closed store still works
-			w = wait(t, s, claim(time.Minute))
+			l = holds.Take(t, s, claim(time.Minute)) // a closed store still works
+			w = holds.Wait(t, s, claim(time.Minute))
 			require.NoError(t, s.Release(t.Context(), l))
-			l = w.get(t, 30*time.Second)
+			l = w.Get(t)
 			require.NoError(t, s.Release(t.Context(), l))
 			require.NoError(t, db.Close())
 			require.NoError(t, d.db.Close())
@@ -213,11 +160,11 @@ func TestAWaiterOutlivesTheCloseOfItsStore(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T
 		s, other := d.store(t), d.store(t)
-		l := try(t, other, claim(time.Minute))
-		w := wait(t, s, claim(time.Minute))
+		l := holds.Take(t, other, claim(time.Minute))
+		w := holds.Wait(t, s, claim(time.Minute))
 		require.NoError(t, s.Close())
 		require.NoError(t, other.Release(t.Context(), l))
-		l = w.get(t, beatAtLeast)
+		l = w.GetWithin(t, beatAtLeast)
 		require.NoError(t, s.Release(t.Context(), l))
 	})
 }
@@ -230,10 +177,10 @@ func TestAFreeLockCostsNoListenerAndNoPoll(t *testing.T) {
 	lease, err := s.Wait(t.Context(), claim(time.Minute), func(store.Progress) {})
 	require.NoError(t, err)
 	require.Zero(t, l.calls.Load(), "a lock that is free makes the Listener listen")
-	w := wait(t, s, claim(time.Minute))
+	w := holds.Wait(t, s, claim(time.Minute))
 	require.Eventually(t, func() bool { return l.calls.Load() == 1 }, 30*time.Second, time.Millisecond)
 	require.NoError(t, s.Release(t.Context(), lease))
-	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second)))
+	require.NoError(t, s.Release(t.Context(), w.Get(t)))
 	require.NoError(t, s.Close())
 }
 
@@ -341,10 +288,10 @@ func (broken) Listen(context.Context, string, func(), func(string)) error {
 func TestAListenerThatCannotConnectIsReplacedByAPoll(t *testing.T) {
 	d := postgres(t, false)
 	s, other := d.store(t, relocksql.WithListener(broken{})), d.past(t)
-	l := try(t, other, claim(time.Minute))
-	var line []*waiter
+	l := holds.Take(t, other, claim(time.Minute))
+	var line []*holds.Waiter
 	for range 20 {
-		line = append(line, wait(t, s, claim(time.Minute)))
+		line = append(line, holds.Wait(t, s, claim(time.Minute)))
 	}
 	var packets atomic.Int64
 	d.proxy.Watch(func(up bool, _ []byte) bool {
@@ -360,7 +307,7 @@ func TestAListenerThatCannotConnectIsReplacedByAPoll(t *testing.T) {
 	require.Less(t, packets.Load(), int64(100))
 	for _, w := range line {
 		require.NoError(t, other.Release(t.Context(), l))
-		l = w.get(t, beatAtLeast)
+		l = w.GetWithin(t, beatAtLeast)
 	}
 	require.NoError(t, other.Release(t.Context(), l))
 }

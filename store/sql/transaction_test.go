@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/store"
 	relocksql "github.com/go-relock/relock/store/sql"
 )
@@ -65,23 +66,23 @@ func TestATransactionIsRefusedALockOfASection(t *testing.T) {
 	onEach(t, func(d *rig) {
 		d.leavesNothing(d)
 		s := d.store(d)
-		l := try(d, s, claim(time.Minute))
+		l := holds.Take(d, s, claim(time.Minute))
 		var locked *relock.LockedError
 		require.ErrorAs(d, d.refused(s, "orders"), &locked)
 		require.Equal(d, "orders", locked.Name)
 		require.Greater(d, locked.TTL, 30*time.Second)
-		next := wait(d, s, claim(time.Minute))
+		next := holds.Wait(d, s, claim(time.Minute))
 		require.ErrorIs(d, d.refused(s, "orders"), relock.ErrLocked)
 		require.NoError(d, s.Release(d.Context(), l))
-		<-next.done
-		require.NoError(d, next.err)
-		require.NoError(d, s.Release(d.Context(), next.lease))
+		<-next.Done
+		require.NoError(d, next.Err)
+		require.NoError(d, s.Release(d.Context(), next.Lease))
 		require.NoError(d, d.begin(s, "orders").Rollback())
 		require.ErrorIs(d, d.refused(s, ""), relock.ErrInvalid)
 		require.ErrorIs(d, s.LockTx(d.Context(), nil, "orders"), relock.ErrInvalid)
 		reader := claim(time.Minute)
 		reader.Kind, reader.Limit = store.ReadWrite, store.Unlimited
-		l = try(d, s, reader)
+		l = holds.Take(d, s, reader)
 		require.ErrorIs(d, d.refused(s, "orders"), relock.ErrKind)
 		require.NoError(d, s.Release(d.Context(), l))
 	})
@@ -99,13 +100,13 @@ func TestATransactionSeesAHoldThatIsNewerThanItsReads(t *testing.T) {
 			relocksql.MySQL:  {sql.LevelReadCommitted: relock.ErrLocked, sql.LevelRepeatableRead: relock.ErrLocked},
 			relocksql.SQLite: {sql.LevelDefault: nil}, // busy, in the words of the driver
 		}
-		require.NoError(d, s.Release(d.Context(), try(d, s, claim(time.Minute)))) // the name has a row
+		require.NoError(d, s.Release(d.Context(), holds.Take(d, s, claim(time.Minute)))) // the name has a row
 		for level, expected := range want[d.dialect] {
 			tx, err := d.db.BeginTx(d.Context(), &sql.TxOptions{Isolation: level})
 			require.NoError(d, err)
 			var n int
 			require.NoError(d, tx.QueryRowContext(d.Context(), "SELECT count(*) FROM relock_holds").Scan(&n))
-			l := try(d, s, claim(time.Minute))
+			l := holds.Take(d, s, claim(time.Minute))
 			err = s.LockTx(d.Context(), tx, "orders")
 			require.NoError(d, tx.Rollback())
 			require.Error(d, err, level)
@@ -123,7 +124,7 @@ func TestARefusedTransactionDoesNotHoldUpRenewals(t *testing.T) {
 			return // which has one writer at a time
 		}
 		s := d.store(d)
-		l := try(d, s, claim(time.Minute))
+		l := holds.Take(d, s, claim(time.Minute))
 		tx, err := d.db.BeginTx(d.Context(), nil)
 		require.NoError(d, err)
 		require.ErrorIs(d, s.LockTx(d.Context(), tx, "orders"), relock.ErrLocked)
@@ -142,7 +143,7 @@ func TestATransactionLeavesOtherNamesAlone(t *testing.T) {
 		tx, err := d.db.BeginTx(d.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		require.NoError(d, err)
 		require.NoError(d, s.LockTx(d.Context(), tx, "order"))
-		l := try(d, s, claim(time.Minute))
+		l := holds.Take(d, s, claim(time.Minute))
 		require.NoError(d, s.Release(d.Context(), l))
 		require.NoError(d, tx.Commit())
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/tcptest"
 	"github.com/go-relock/relock/internal/test/zktest"
@@ -60,16 +61,16 @@ func TestNobodyIsInWithTheLastNumberOfACounter(t *testing.T) {
 			l, err := s.Try(t.Context(), claim())
 			require.NoError(t, err)
 			second := claim()
-			w := start(t, other, second)
+			w := holds.Start(t, other, second)
 			if name != "reader" {
-				w.waitQueued(t)
+				w.AwaitQueued(t)
 			} else {
-				w.get(t)
+				w.Get(t)
 			}
 			refused := func() {
 				t.Helper()
 				for _, s := range []*relockzk.Store{s, other} {
-					_, err := s.Wait(soon(t), claim(), nothing)
+					_, err := s.Wait(soon(t), claim(), holds.Nothing)
 					require.ErrorContains(t, err, spent)
 					require.NotErrorIs(t, err, store.ErrUnavailable)
 					require.NotErrorIs(t, err, store.ErrUnsure)
@@ -78,7 +79,7 @@ func TestNobodyIsInWithTheLastNumberOfACounter(t *testing.T) {
 			refused()
 			require.Len(t, nodes(t, conn, "/orders"), 2)
 			require.NoError(t, s.Release(t.Context(), l))
-			next := w.get(t)
+			next := w.Get(t)
 			if name != "reader" {
 				require.Greater(t, next.Token, l.Token)
 			}
@@ -108,7 +109,7 @@ func TestCrowdAtTheEndOfACounterEndsAndLeavesNothing(t *testing.T) {
 			var all sync.WaitGroup
 			for range callers {
 				all.Go(func() {
-					l, err := s.Wait(limited, claim(), nothing)
+					l, err := s.Wait(limited, claim(), holds.Nothing)
 					if err != nil {
 						assert.ErrorContains(t, err, spent)
 						if errors.Is(err, store.ErrUnsure) { // the machine is busy
@@ -139,17 +140,17 @@ func TestLostAnswersAtTheEndOfACounterLeaveNoNode(t *testing.T) {
 		other.Name = "other"
 		require.NoError(t, s.Forget(t.Context(), []store.Claim{other})[0], "there is a session")
 		proxy.LoseAnswers()
-		w := start(t, s, claim(10*time.Minute))
+		w := holds.Start(t, s, claim(10*time.Minute))
 		redistest.Eventually(t, patience, func() bool { return len(nodes(t, conn, "/orders")) > 0 }, "the node is made")
 		proxy.Cut()
 		proxy.Resume()
 		select {
-		case <-w.done:
+		case <-w.Done:
 		case <-time.After(time.Minute):
 			require.FailNow(t, "the call does not end")
 		}
-		require.ErrorContains(t, w.err, spent)
-		require.ErrorIs(t, w.err, store.ErrUnsure)
+		require.ErrorContains(t, w.Err, spent)
+		require.ErrorIs(t, w.Err, store.ErrUnsure)
 		require.Empty(t, nodes(t, conn, "/orders"))
 	}
 }
@@ -163,7 +164,7 @@ func TestNodeWhoseNumberAnotherNodeHasIsNotIn(t *testing.T) {
 	const next = "0000000002" // after the node of l, and this one
 	_, err := conn.Create("/orders/"+relockzk.NameOf("theirs", "", "lock-", next), nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
-	_, err = s.Wait(soon(t), claim(10*time.Minute), nothing)
+	_, err = s.Wait(soon(t), claim(10*time.Minute), holds.Nothing)
 	require.ErrorContains(t, err, spent)
 	require.Len(t, nodes(t, conn, "/orders"), 2)
 	require.NoError(t, s.Release(t.Context(), l))

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/internal/test/tcptest"
 	"github.com/go-relock/relock/internal/test/zktest"
@@ -33,7 +34,7 @@ func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 		proxy.LoseAnswers()
 		leases := make(chan store.Lease, 1)
 		go func() {
-			if l, err := s.Wait(t.Context(), claim(20*time.Second), nothing); err == nil {
+			if l, err := s.Wait(t.Context(), claim(20*time.Second), holds.Nothing); err == nil {
 				leases <- l
 			}
 		}()
@@ -62,12 +63,12 @@ func TestNodeThatIsMadeLateDoesNotKeepItsHoldOut(t *testing.T) {
 	before, err := conn.CreateProtectedEphemeralSequential("/orders/lock-", nil, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
 	w := wait(t, s, 20*time.Second)
-	late := "/orders/" + relockzk.NameOf(w.claim.ID, "", "lock-", before[len(before)-10:])
+	late := "/orders/" + relockzk.NameOf(w.Claim.ID, "", "lock-", before[len(before)-10:])
 	_, err = conn.Create(late, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
 	require.NoError(t, conn.Delete(before, -1))
 	require.NoError(t, s.Release(t.Context(), l))
-	require.NoError(t, s.Release(t.Context(), w.get(t)))
+	require.NoError(t, s.Release(t.Context(), w.Get(t)))
 	require.Empty(t, nodes(t, conn, "/orders"))
 }
 
@@ -80,7 +81,7 @@ func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
 	for _, limits := range [][2]int{{1, store.Unlimited}, {store.Unlimited, 1}} {
 		outer := mode(limits[0])
 		outer.TTL = 10 * time.Minute
-		around, err := s.Wait(t.Context(), outer, nothing)
+		around, err := s.Wait(t.Context(), outer, holds.Nothing)
 		require.NoError(t, err)
 		inside := mode(limits[1])
 		inside.With = around.ID
@@ -88,7 +89,7 @@ func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
 			lost := proxy.LoseAnswersAfter(passed)
 			leases := make(chan store.Lease, 1)
 			go func() {
-				if l, err := s.Wait(t.Context(), inside, nothing); err == nil {
+				if l, err := s.Wait(t.Context(), inside, holds.Nothing); err == nil {
 					leases <- l
 				}
 			}()
@@ -121,7 +122,7 @@ func TestUpgradeGoesBackBehindAReaderThatMayBeIn(t *testing.T) {
 	server := zktest.Start(t)
 	proxy, conn := tcptest.NewProxy(t, server.Address()), admin(t, server.Address())
 	s := open(t, proxy.Address(), long)
-	r, err := s.Wait(t.Context(), mode(store.Unlimited), nothing)
+	r, err := s.Wait(t.Context(), mode(store.Unlimited), holds.Nothing)
 	require.NoError(t, err)
 	foreign := func(name string) string {
 		node, err := conn.CreateProtectedEphemeralSequential("/orders/"+name, nil, zk.WorldACL(zk.PermAll))
@@ -133,17 +134,17 @@ func TestUpgradeGoesBackBehindAReaderThatMayBeIn(t *testing.T) {
 	upgrade.With = r.ID
 	const answers = 3 // the nodes, the node of the upgrade, the nodes; then that of the transaction
 	lost := proxy.LoseAnswersAfter(answers)
-	up := start(t, s, upgrade)
+	up := holds.Start(t, s, upgrade)
 	<-lost
 	require.NoError(t, conn.Delete(writer, -1))
 	proxy.Cut()
 	proxy.Resume()
-	up.waitQueued(t)
+	up.AwaitQueued(t)
 	names := nodes(t, conn, "/orders")
 	require.Len(t, names, 3)
 	require.Contains(t, names[2], "-up-", "the upgrade waits behind the reader")
 	require.NoError(t, conn.Delete(reader, -1))
-	require.NoError(t, s.Release(t.Context(), up.get(t)))
+	require.NoError(t, s.Release(t.Context(), up.Get(t)))
 	require.NoError(t, s.Release(t.Context(), r))
 }
 
@@ -173,7 +174,7 @@ func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	proxy.LoseAnswers()
 	released := make(chan error, 1)
 	go func() { released <- s.Release(t.Context(), l) }()
-	granted := next.get(t)
+	granted := next.Get(t)
 	proxy.Cut()
 	proxy.Resume()
 	err := <-released
@@ -204,7 +205,7 @@ func TestNodeOfAnOldSessionGivesNoLock(t *testing.T) {
 		return names[len(names)-1] != old
 	}, "the waiter queues again")
 	require.NoError(t, other.Release(t.Context(), l))
-	held := w.get(t)
+	held := w.Get(t)
 	for gone := time.After(session); ; {
 		select {
 		case <-gone: // the old session
@@ -227,7 +228,7 @@ func TestNodeOfAnOldSessionInsideAHoldIsMadeAnew(t *testing.T) {
 	old := "/orders/" + relockzk.NameOf(inside.ID, "in-", "__READ__", writer[len(writer)-10:])
 	_, err = conn.Create(old, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
 	require.NoError(t, err)
-	r, err := s.Wait(t.Context(), inside, nothing)
+	r, err := s.Wait(t.Context(), inside, holds.Nothing)
 	require.NoError(t, err)
 	_, stat, err := conn.Get(old)
 	require.NoError(t, err)
@@ -268,8 +269,8 @@ func TestSessionThatEndsLosesAllHoldsAndKeepsTheWaiters(t *testing.T) {
 	defer s.Watch("client", func(id store.ID) { doubts <- id })()
 	next, behind := wait(t, other, 20*time.Second), wait(t, s, shortLease)
 	proxy.Stall()
-	granted := next.get(t)
-	require.False(t, next.at.Before(l.Until()), "another hold has the lock before Lease.Until")
+	granted := next.Get(t)
+	require.False(t, next.At.Before(l.Until()), "another hold has the lock before Lease.Until")
 	require.Greater(t, granted.Token, l.Token)
 	proxy.Cut()
 	proxy.Resume()
@@ -284,14 +285,14 @@ func TestSessionThatEndsLosesAllHoldsAndKeepsTheWaiters(t *testing.T) {
 		require.FailNow(t, "Watch does not tell of the end of the session")
 	}
 	require.NoError(t, other.Release(t.Context(), granted))
-	require.NoError(t, s.Release(t.Context(), behind.get(t)))
+	require.NoError(t, s.Release(t.Context(), behind.Get(t)))
 }
 
 func TestLeaderThatIsKilledKeepsHoldsAndOrder(t *testing.T) {
 	servers := zktest.StartEnsemble(t, 10)
 	s, other := open(t, zktest.Addresses(servers)), open(t, zktest.Addresses(servers))
 	l := take(t, s, 25*time.Second)
-	line := []*waiter{wait(t, other, 25*time.Second), wait(t, s, 25*time.Second)}
+	line := []*holds.Waiter{wait(t, other, 25*time.Second), wait(t, s, 25*time.Second)}
 	for _, server := range servers {
 		if server.Leads() {
 			server.Kill()
@@ -303,7 +304,7 @@ func TestLeaderThatIsKilledKeepsHoldsAndOrder(t *testing.T) {
 	require.Equal(t, l.Token, entered.Token)
 	for _, w := range line {
 		require.NoError(t, s.Release(t.Context(), l))
-		next := w.get(t)
+		next := w.Get(t)
 		require.Greater(t, next.Token, l.Token)
 		l = next
 	}
@@ -317,19 +318,19 @@ func handOvers(t *testing.T, server *zktest.Server, n int, claim func(i int) sto
 	s := open(t, server.Address(), long)
 	l, err := s.Try(t.Context(), claim(0))
 	require.NoError(t, err)
-	var line []*waiter
+	var line []*holds.Waiter
 	for i := range n {
-		line = append(line, waitFor(t, s, claim(i+1)))
+		line = append(line, holds.Wait(t, s, claim(i+1)))
 	}
 	before := server.Requests()
 	for _, w := range line[:4] {
 		require.NoError(t, s.Release(t.Context(), l))
-		l = w.get(t)
+		l = w.Get(t)
 	}
 	spent := server.Requests() - before
 	for _, w := range line[4:] {
 		require.NoError(t, s.Release(t.Context(), l))
-		l = w.get(t)
+		l = w.Get(t)
 	}
 	require.NoError(t, s.Release(t.Context(), l))
 	return spent

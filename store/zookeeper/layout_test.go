@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/test/bound"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/tcptest"
 	"github.com/go-relock/relock/internal/test/zktest"
 	"github.com/go-relock/relock/store"
@@ -81,12 +82,12 @@ func TestNodesOfReadersAndWritersAreThoseOfCurator(t *testing.T) {
 	require.Regexp(t, form("", "__READ__"), nodes(t, conn, "/orders")[1])
 	upgrade := mode(1)
 	upgrade.With = r.ID
-	up := waitFor(t, s, upgrade)
+	up := holds.Wait(t, s, upgrade)
 	names = nodes(t, conn, "/orders")
 	require.Len(t, names, 3)
 	require.Regexp(t, form("up-[0-9a-f-]{36}-", "__WRIT__"), names[2])
 	require.NoError(t, s.Release(t.Context(), beside))
-	l := up.get(t)
+	l := up.Get(t)
 	names = nodes(t, conn, "/orders")
 	require.Len(t, names, 2)
 	for _, name := range names {
@@ -103,17 +104,17 @@ func TestReaderInsideALostWriterQueues(t *testing.T) {
 	s, other := open(t, server.Address()), open(t, server.Address())
 	w, err := s.Try(t.Context(), mode(1))
 	require.NoError(t, err)
-	next := waitFor(t, other, mode(1))
+	next := holds.Wait(t, other, mode(1))
 	require.NoError(t, other.Break(t.Context(), w.Claim))
-	l := next.get(t)
+	l := next.Get(t)
 	inside := mode(store.Unlimited)
 	inside.With = w.ID
 	_, err = s.Try(t.Context(), inside)
 	var busy *store.Busy
 	require.ErrorAs(t, err, &busy)
-	queued := waitFor(t, s, inside)
+	queued := holds.Wait(t, s, inside)
 	require.NoError(t, s.Release(t.Context(), l))
-	require.NoError(t, s.Release(t.Context(), queued.get(t)))
+	require.NoError(t, s.Release(t.Context(), queued.Get(t)))
 }
 
 // TestLockOfTheClientLibraryExcludesHolds takes the lock with zk.Lock, whose nodes have Curator's
@@ -130,7 +131,7 @@ func TestLockOfTheClientLibraryExcludesHolds(t *testing.T) {
 	require.Contains(t, string(busy.Owner), nodes(t, conn, "/orders")[0][:20])
 	w := wait(t, s, 10*time.Second)
 	require.NoError(t, theirs.Unlock())
-	l := w.get(t)
+	l := w.Get(t)
 
 	locked := make(chan error, 1)
 	go func() { locked <- theirs.Lock() }()
@@ -182,7 +183,7 @@ func TestServerWithShorterSessionsRefusesALongLease(t *testing.T) {
 	s := open(t, server.Address())
 	for _, call := range []func(a store.Claim) error{
 		func(a store.Claim) error { _, err := s.Try(t.Context(), a); return err },
-		func(a store.Claim) error { _, err := s.Wait(t.Context(), a, nothing); return err },
+		func(a store.Claim) error { _, err := s.Wait(t.Context(), a, holds.Nothing); return err },
 		func(a store.Claim) error { return s.CheckServer(t.Context(), a) },
 	} {
 		err := call(claim(3001 * time.Millisecond))
@@ -206,8 +207,8 @@ func TestDelayKeepsTheLockAfterACrash(t *testing.T) {
 	require.NoError(t, err)
 	w := wait(t, open(t, server.Address()), 10*time.Second)
 	proxy.Stall()
-	next := w.get(t)
-	require.GreaterOrEqual(t, w.at.Sub(l.Sent), a.Kept(a.TTL))
+	next := w.Get(t)
+	require.GreaterOrEqual(t, w.At.Sub(l.Sent), a.Kept(a.TTL))
 	proxy.Cut()
 	proxy.Resume()
 	require.NoError(t, crashing.Release(t.Context(), next))
@@ -220,7 +221,7 @@ func TestNodesOfOthersAreClosedToStrangers(t *testing.T) {
 	l := take(t, s, 10*time.Second)
 	stranger := open(t, server.Address())
 	begun := time.Now()
-	_, err := stranger.Wait(t.Context(), claim(10*time.Second), nothing)
+	_, err := stranger.Wait(t.Context(), claim(10*time.Second), holds.Nothing)
 	require.ErrorIs(t, err, zk.ErrNoAuth)
 	_, err = stranger.Try(t.Context(), claim(10*time.Second))
 	require.ErrorIs(t, err, zk.ErrNoAuth)
@@ -282,7 +283,7 @@ func TestServerThatCannotBeReachedIsUnavailable(t *testing.T) {
 	defer cancel()
 	_, err := s.Try(ctx, claim(time.Second))
 	require.ErrorIs(t, err, store.ErrUnavailable)
-	_, err = s.Wait(ctx, claim(time.Second), nothing)
+	_, err = s.Wait(ctx, claim(time.Second), holds.Nothing)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }

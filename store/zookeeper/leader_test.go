@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/tcptest"
 	"github.com/go-relock/relock/internal/test/zktest"
 	"github.com/go-relock/relock/store"
@@ -39,7 +40,7 @@ func lead(t *testing.T, servers []*zktest.Server) (leader *zktest.Server, follow
 }
 
 // extend makes a lease last until the next hold is in, and returns the last deadline of the lease.
-func extend(t *testing.T, l store.Lease, next *waiter, again func(context.Context) (store.Lease, error)) time.Time {
+func extend(t *testing.T, l store.Lease, next *holds.Waiter, again func(context.Context) (store.Lease, error)) time.Time {
 	t.Helper()
 	late := time.After(election + patience)
 	for until := l.Until(); ; {
@@ -49,7 +50,7 @@ func extend(t *testing.T, l store.Lease, next *waiter, again func(context.Contex
 		}
 		cancel()
 		select {
-		case <-next.done:
+		case <-next.Done:
 			return until
 		case <-late:
 			return until
@@ -65,10 +66,10 @@ func TestLeaderWithoutFollowersMakesNoLeaseLast(t *testing.T) {
 	leader, followers := lead(t, zktest.StartEnsemble(t, stale))
 	other := open(t, zktest.Addresses(followers))
 	type extended struct {
-		next  *waiter
+		next  *holds.Waiter
 		until chan time.Time
 	}
-	holds := make(map[string]extended)
+	all := make(map[string]extended)
 	for way, again := range map[string]func(context.Context, *relockzk.Store, store.Lease) (store.Lease, error){
 		"renew": func(ctx context.Context, s *relockzk.Store, l store.Lease) (store.Lease, error) {
 			l.Sent = time.Now()
@@ -84,22 +85,22 @@ func TestLeaderWithoutFollowersMakesNoLeaseLast(t *testing.T) {
 		s := open(t, leader.Address(), relockzk.WithSessionTimeout(shortSession))
 		a, b := claim(shortLease), claim(20*time.Second)
 		a.Name, b.Name = way, way
-		l, err := s.Wait(t.Context(), a, nothing)
+		l, err := s.Wait(t.Context(), a, holds.Nothing)
 		require.NoError(t, err)
-		h := extended{next: start(t, other, b), until: make(chan time.Time, 1)}
+		h := extended{next: holds.Start(t, other, b), until: make(chan time.Time, 1)}
 		go func() {
 			h.until <- extend(t, l, h.next, func(ctx context.Context) (store.Lease, error) { return again(ctx, s, l) })
 		}()
-		h.next.waitQueued(t)
-		holds[way] = h
+		h.next.AwaitQueued(t)
+		all[way] = h
 	}
 	leader.CutFollowers()
 	elected := func() bool { return followers[0].Leads() || followers[1].Leads() }
 	require.Eventually(t, elected, election, election/1000, "the followers elect nobody")
-	for way, h := range holds {
-		h.next.get(t)
+	for way, h := range all {
+		h.next.Get(t)
 		until := <-h.until
-		assert.False(t, h.next.at.Before(until), "%s: another hold is in %v before the lease ends", way, until.Sub(h.next.at))
+		assert.False(t, h.next.At.Before(until), "%s: another hold is in %v before the lease ends", way, until.Sub(h.next.At))
 	}
 	require.True(t, leader.Leads(), "the old leader has noticed")
 }
@@ -140,13 +141,13 @@ func TestGrantAfterALongWaitHasAWholeLease(t *testing.T) {
 		"reader": {mode(1), mode(store.Unlimited)},
 	} {
 		claims[1].TTL = 300 * time.Millisecond
-		l, err := holder.Wait(t.Context(), claims[0], nothing)
+		l, err := holder.Wait(t.Context(), claims[0], holds.Nothing)
 		require.NoError(t, err)
-		next := waitFor(t, s, claims[1])
+		next := holds.Wait(t, s, claims[1])
 		<-time.After(claims[1].TTL)
 		released := time.Now()
 		require.NoError(t, holder.Release(t.Context(), l))
-		granted := next.get(t)
+		granted := next.Get(t)
 		require.False(t, granted.Sent.Before(released), "%s: the lease counts from %v before its turn", name, released.Sub(granted.Sent))
 		if name == "reader" {
 			require.Zero(t, granted.Token, "a reader draws its token when it is asked for, as upgrades may come before it")
@@ -159,12 +160,12 @@ func TestGrantAfterALongWaitHasAWholeLease(t *testing.T) {
 func TestCommandsAreFew(t *testing.T) {
 	server := zktest.Start(t)
 	s := open(t, server.Address(), long)
-	const holds = 250
+	const many = 250
 	var renewals []store.Renewal
-	for i := range holds {
+	for i := range many {
 		a := claim(10 * time.Minute)
 		a.Name = fmt.Sprint("many/", i)
-		l, err := s.Wait(t.Context(), a, nothing)
+		l, err := s.Wait(t.Context(), a, holds.Nothing)
 		require.NoError(t, err)
 		renewals = append(renewals, store.Renewal{Lease: l, TTL: l.TTL, Count: 1})
 	}
@@ -203,6 +204,6 @@ func TestSessionThatWasIdleOutlastsTheLease(t *testing.T) {
 	require.NoError(t, err)
 	followers[0].Pause()
 	next := wait(t, other, 20*time.Second)
-	next.get(t)
-	require.False(t, next.at.Before(l.Until()), "another hold is in %v before the lease ends", l.Until().Sub(next.at))
+	next.Get(t)
+	require.False(t, next.At.Before(l.Until()), "another hold is in %v before the lease ends", l.Until().Sub(next.At))
 }

@@ -2,17 +2,16 @@ package relockzk_test
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/redistest"
 	"github.com/go-relock/relock/store"
 	relockzk "github.com/go-relock/relock/store/zookeeper"
@@ -79,13 +78,8 @@ func retry(t testing.TB, request func() error) error {
 	return err
 }
 
-var lastID atomic.Int64
-
 // claim returns the claim of a new hold of lock "orders".
-func claim(ttl time.Duration) store.Claim {
-	n := lastID.Add(1)
-	return store.Claim{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
-}
+func claim(ttl time.Duration) store.Claim { return holds.Claim("orders", ttl) }
 
 // mode returns the claim of a new hold of read-write lock "orders".
 func mode(limit int) store.Claim {
@@ -94,74 +88,18 @@ func mode(limit int) store.Claim {
 	return a
 }
 
-func nothing(store.Progress) {}
-
 // take makes a new hold.
 func take(t testing.TB, s store.Store, ttl time.Duration) store.Lease {
 	t.Helper()
-	l, err := s.Wait(t.Context(), claim(ttl), nothing)
+	l, err := s.Wait(t.Context(), claim(ttl), holds.Nothing)
 	require.NoError(t, err)
 	return l
 }
 
-// waiter is a call of Wait in a goroutine.
-type waiter struct {
-	claim  store.Claim
-	queued chan struct{}
-	done   chan struct{}
-	lease  store.Lease
-	err    error
-	at     time.Time
-}
-
 // wait starts a Wait, and returns when it is queued.
-func wait(t testing.TB, s store.Store, ttl time.Duration) *waiter {
+func wait(t testing.TB, s store.Store, ttl time.Duration) *holds.Waiter {
 	t.Helper()
-	return waitFor(t, s, claim(ttl))
-}
-
-func waitFor(t testing.TB, s store.Store, a store.Claim) *waiter {
-	t.Helper()
-	w := start(t, s, a)
-	w.waitQueued(t)
-	return w
-}
-
-// start starts a Wait.
-func start(t testing.TB, s store.Store, a store.Claim) *waiter {
-	t.Helper()
-	w := &waiter{claim: a, queued: make(chan struct{}, 100), done: make(chan struct{})}
-	go func() {
-		defer close(w.done)
-		w.lease, w.err = s.Wait(t.Context(), w.claim, func(store.Progress) {
-			select {
-			case w.queued <- struct{}{}:
-			default:
-			}
-		})
-		w.at = time.Now()
-	}()
-	return w
-}
-
-func (w *waiter) waitQueued(t testing.TB) {
-	t.Helper()
-	select {
-	case <-w.queued:
-	case <-time.After(patience):
-		require.FailNow(t, "the waiter is not queued")
-	}
-}
-
-func (w *waiter) get(t testing.TB) store.Lease {
-	t.Helper()
-	select {
-	case <-w.done:
-	case <-time.After(patience):
-		require.FailNow(t, "the waiter does not get the lock")
-	}
-	require.NoError(t, w.err)
-	return w.lease
+	return holds.Wait(t, s, claim(ttl))
 }
 
 // nodes returns the nodes of a lock, the holder first. The server deletes the path of a lock without

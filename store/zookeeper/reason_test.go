@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/tcptest"
 	"github.com/go-relock/relock/internal/test/zktest"
 	"github.com/go-relock/relock/store"
@@ -65,7 +66,7 @@ func TestReasonThatPassesIsWaitedForAndNamed(t *testing.T) {
 			_, err := s.Try(ctx, claim(time.Second))
 			require.ErrorIs(t, err, store.ErrUnavailable)
 			require.ErrorContains(t, err, c.reason)
-			_, err = s.Wait(ctx, claim(time.Second), nothing)
+			_, err = s.Wait(ctx, claim(time.Second), holds.Nothing)
 			require.ErrorIs(t, err, store.ErrUnavailable)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorContains(t, err, c.reason)
@@ -90,7 +91,7 @@ func TestReasonThatStaysEndsALockAtOnce(t *testing.T) {
 			s := open(t, c.servers, c.option)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			_, err := s.Wait(ctx, claim(time.Second), nothing)
+			_, err := s.Wait(ctx, claim(time.Second), holds.Nothing)
 			require.ErrorContains(t, err, c.reason)
 			require.NotErrorIs(t, err, store.ErrUnavailable)
 			require.NotErrorIs(t, err, context.DeadlineExceeded)
@@ -131,7 +132,7 @@ func TestServerThatIsSilentFromTheStartIsLeftOut(t *testing.T) {
 		}))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	l, err := s.Wait(ctx, claim(time.Second), nothing)
+	l, err := s.Wait(ctx, claim(time.Second), holds.Nothing)
 	require.NoError(t, err)
 	require.NoError(t, s.Release(t.Context(), l))
 }

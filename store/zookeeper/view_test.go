@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/test/holds"
 	"github.com/go-relock/relock/internal/test/tcptest"
 	"github.com/go-relock/relock/internal/test/zktest"
 	"github.com/go-relock/relock/store"
@@ -29,7 +30,7 @@ func TestAWaiterThatMayNotBeReadIsNotNamed(t *testing.T) {
 	_, err = s.Waiters(t.Context(), l.Claim, 100)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.NoError(t, s.Release(t.Context(), l))
-	require.NoError(t, closed.Release(t.Context(), w.get(t)))
+	require.NoError(t, closed.Release(t.Context(), w.Get(t)))
 }
 
 // TestWaitersAreReadTogether has a server that is far away. A State has two seconds for its queue,
@@ -40,10 +41,10 @@ func TestWaitersAreReadTogether(t *testing.T) {
 	near, far := open(t, server.Address()), open(t, proxy.Address())
 	l := take(t, near, 20*time.Second)
 	var line []store.ID
-	var waits []*waiter
+	var waits []*holds.Waiter
 	for range 32 {
 		w := wait(t, near, 20*time.Second)
-		line, waits = append(line, w.claim.ID), append(waits, w)
+		line, waits = append(line, w.Claim.ID), append(waits, w)
 	}
 	_, err := far.Waiters(t.Context(), l.Claim, 1) // the session is there
 	require.NoError(t, err)
@@ -73,6 +74,6 @@ func TestWaitersAreReadTogether(t *testing.T) {
 	require.Greater(t, most, 8*len("/orders/_c_00000000-0000-0000-0000-000000000000-lock-0000000000"))
 	require.NoError(t, near.Release(t.Context(), l))
 	for _, w := range waits {
-		require.NoError(t, near.Release(t.Context(), w.get(t)))
+		require.NoError(t, near.Release(t.Context(), w.Get(t)))
 	}
 }
