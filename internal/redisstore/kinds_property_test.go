@@ -2,11 +2,8 @@ package redisstore
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,19 +19,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Random sequences of commands for read-write locks and semaphores run on a real server and on a
-// model of the rule in Go. A command runs once or more, in time or late, alone or in one call with
-// others. After each call the server and the model have to agree about the holds, their leases, the
-// queue, the messages and the token.
-//
-//	RELOCK_SEED=7 RELOCK_SEQUENCES=5000 go test -run TestKindsRandomCommands .
-//
-// A failure names its sequence: RELOCK_SEQUENCE=123 with the same seed runs that one alone.
-
-const (
-	kindSequences = 150
-	kindSteps     = 50
-)
+// What random_test.go asks for read-write locks and semaphores: the server and the model of the rule
+// have to agree about the holds, their leases, the queue, the messages and the token.
 
 // kindHold is a hold, and what its client knows of its place.
 type kindHold struct {
@@ -61,17 +47,13 @@ func (h *kindHold) isLimited() bool { return h.Limit != store.Unlimited }
 
 // kindModel is a lock as it should be.
 type kindModel struct {
+	*sequence
 	in, queue []*kindHold
-	lapsed    map[*kindHold]bool  // holds whose lease is over, and that nobody has removed yet
-	listens   map[string]bool     // clients that subscribe to the lock's channel
-	messages  map[string][]string // messages of the last call, by client; "control" for all control channels
-	draws     int                 // tokens that the last call has drawn
-	lease     time.Duration       // the longest lease that the last call has set
-	joined    *kindHold           // the last claim has put this hold into the queue, at a time that the server knows
-	seen      map[string]int
+	lapsed    map[*kindHold]bool // holds whose lease is over, and that nobody has removed yet
+	draws     int                // tokens that the last call has drawn
+	lease     time.Duration      // the longest lease that the last call has set
+	joined    *kindHold          // the last claim has put this hold into the queue, at a time that the server knows
 }
-
-func (m *kindModel) saw(event string) { m.seen[event]++ }
 
 // admits is the rule. leaving is a hold that leaves in this call.
 func (m *kindModel) admits(h, leaving *kindHold) bool {
@@ -279,10 +261,7 @@ func (c kindCommand) String() string {
 
 // kindSequence is one run of random commands.
 type kindSequence struct {
-	*trial
 	*kindModel
-	*kindPlay
-	rng     *rand.Rand
 	kind    store.Kind
 	holds   []*kindHold
 	sent    []kindCommand
@@ -290,100 +269,27 @@ type kindSequence struct {
 	longest int64 // the end of the longest lease since base was there
 	token   int64 // the largest so far
 	lost    bool  // the token key
-	log     []string
 }
 
-// kindPlay is what sequences share.
-type kindPlay struct {
-	ctx     context.Context
-	rdb     *redis.Client
-	store   *nativeStore
-	base    string
-	ear     *redis.PubSub
-	scripts map[*wire.Script]*redis.Script
-	seen    map[string]int
-}
-
-// trial notes the failure of a sequence, in place of a test.
-type trial struct{ failure string }
-
-func (t *trial) Errorf(format string, args ...any) { t.failure = fmt.Sprintf(format, args...) }
-func (t *trial) FailNow()                          { runtime.Goexit() }
-
-// newKindPlay prepares sequences on a server. In the sources of scripts old is replaced by mutated.
-func newKindPlay(t *testing.T, server *redistest.Server, old, mutated string) *kindPlay {
+// newKindPlay prepares sequences of the scripts of these kinds, or of a mutant.
+func newKindPlay(t *testing.T, server *redistest.Server, old, mutated string) *play {
 	t.Helper()
-	r := newRigOn(t, server)
-	if !r.server.AtLeast(7, 0) {
-		redistest.NotTested(t, "Redis before 7 does not say when a key ends")
-	}
-	p := &kindPlay{
-		ctx: t.Context(), rdb: r.rdb, store: r.store, base: r.base,
-		scripts: map[*wire.Script]*redis.Script{}, seen: map[string]int{},
-	}
-	changed := false
-	for _, s := range []*wire.Script{
-		scripts.kinds.acquire, scripts.kinds.release, scripts.kinds.renew, scripts.kinds.forget, scripts.kinds.token, scripts.kinds.broken,
-	} {
-		source := strings.Replace(s.Source, old, mutated, 1)
-		changed = changed || source != s.Source
-		p.scripts[s] = redis.NewScript(source)
-	}
-	require.Equal(t, old != "", changed, "%q is in the scripts", old)
-	p.ear = subscribed(t, r.rdb.Subscribe(t.Context(), "mark"))
-	require.NoError(t, p.ear.PSubscribe(t.Context(), r.store.control("*")))
-	_, err := p.ear.ReceiveTimeout(t.Context(), limit)
-	require.NoError(t, err)
-	return p
+	k := scripts.kinds
+	return newPlay(t, server, old, mutated, k.acquire, k.release, k.renew, k.forget, k.token, k.broken)
 }
 
-// run runs a sequence, and returns it with its failure.
-func (p *kindPlay) run(seed, i uint64) *kindSequence {
-	s := &kindSequence{trial: &trial{}, kindPlay: p, rng: rand.New(rand.NewPCG(seed, i))}
+func startKinds(sequence *sequence) func() {
+	s := &kindSequence{kindModel: &kindModel{sequence: sequence, lapsed: map[*kindHold]bool{}}}
 	s.kind = []store.Kind{store.ReadWrite, store.Semaphore}[s.rng.IntN(5)/3]
-	s.kindModel = &kindModel{
-		lapsed: map[*kindHold]bool{}, listens: map[string]bool{}, messages: map[string][]string{}, seen: p.seen,
+	for _, client := range clients {
+		s.listen(client, true)
 	}
-	done := make(chan struct{})
-	go func() { // FailNow ends the goroutine
-		defer close(done)
-		require.NoError(s, s.rdb.FlushAll(s.ctx).Err())
-		for _, client := range clients {
-			s.listen(client, true)
-		}
-		for range kindSteps {
-			s.step()
-		}
-		for _, client := range clients {
-			s.listen(client, false)
-		}
-	}()
-	<-done
-	return s
+	return s.step
 }
 
 func TestKindsRandomCommands(t *testing.T) {
-	seed, first, n := fromEnv(t, "RELOCK_SEED"), uint64(0), uint64(kindSequences)
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	if s := fromEnv(t, "RELOCK_SEQUENCES"); s != 0 {
-		n = s
-	}
-	if s := fromEnv(t, "RELOCK_SEQUENCE"); s != 0 {
-		first, n = s, 1
-	}
-	t.Logf("RELOCK_SEED=%d, %d sequences from %d on", seed, n, first)
-	p := newKindPlay(t, redistest.Start(t), "", "")
-	for i := first; i < first+n; i++ {
-		if s := p.run(seed, i); s.failure != "" {
-			require.FailNow(t, s.failure, "RELOCK_SEED=%d RELOCK_SEQUENCE=%d\n%s", seed, i, strings.Join(s.log, "\n"))
-		}
-	}
-	if n < kindSequences {
-		return
-	}
-	for _, event := range []string{ // a sequence that never gets anywhere would agree with any model
+	newKindPlay(t, redistest.Start(t), "", "").runAll(
+		t, 150, startKinds,
 		"enters: reader", "enters: writer", "enters: upgrade", "enters: reader inside a writer", "enters: permit",
 		"enters beside: reader", "enters beside: upgrade", "enters beside: reader inside a writer", "enters beside: permit",
 		"joins: reader", "joins: writer", "joins: upgrade", "joins: permit", "has its place again", "keeps its place",
@@ -391,10 +297,7 @@ func TestKindsRandomCommands(t *testing.T) {
 		"grants in one message", "leaves: reader", "leaves: writer", "leaves: upgrade", "leaves: permit", "leaves after its lease",
 		"gone", "renews", "forgets a waiter", "breaks", "draws a token", "token of the last writer",
 		"lease over", "short lease", "base lost", "queue lost", "token lost", "late", "twice", "several in a call",
-	} {
-		require.Positive(t, p.seen[event], "%q never happened: %v", event, p.seen)
-	}
-	t.Logf("what happened: %v", p.seen)
+	)
 }
 
 // TestKindsRandomCommandsNotice runs scripts that have a mistake. Some sequence must notice each.
@@ -439,7 +342,7 @@ func TestKindsRandomCommandsNotice(t *testing.T) {
 		t.Run(mutant, func(t *testing.T) {
 			p := newKindPlay(t, server, c.old, c.mutated)
 			for i := range uint64(2000) {
-				if failure := p.run(7, i).failure; failure != "" {
+				if failure := p.run(7, i, startKinds).failure; failure != "" {
 					require.NotContains(t, failure, "script:", "a mistake in Lua is no mutant")
 					t.Logf("noticed by sequence %d", i)
 					return
@@ -521,52 +424,6 @@ func (s *kindSequence) time() int64 {
 	return now.UnixMilli()
 }
 
-// event takes a key away, as the end of its TTL or a loss of data does.
-func (s *kindSequence) event(what, key string, model func()) {
-	if s.rdb.Del(s.ctx, key).Val() > 0 {
-		s.saw(what)
-	}
-	s.log = append(s.log, what)
-	model()
-}
-
-func (s *kindSequence) listen(client string, on bool) {
-	if s.listens[client] == on {
-		return
-	}
-	s.log = append(s.log, fmt.Sprintf("%s listens: %t", client, on))
-	channel := s.base + ":" + client
-	do := s.ear.Unsubscribe
-	if on {
-		do = s.ear.Subscribe
-	}
-	require.NoError(s, do(s.ctx, channel))
-	s.hear(func(m any) bool { sub, ok := m.(*redis.Subscription); return ok && sub.Channel == channel })
-	s.listens[client] = on
-}
-
-// hear returns the messages, by client, that come before what is waited for.
-func (s *kindSequence) hear(is func(any) bool) map[string][]string {
-	got := map[string][]string{}
-	for {
-		m, err := s.ear.ReceiveTimeout(s.ctx, limit)
-		require.NoError(s, err)
-		if is(m) {
-			return got
-		}
-		msg, ok := m.(*redis.Message)
-		if !ok {
-			continue
-		}
-		client, isHold := strings.CutPrefix(msg.Channel, s.base+":")
-		if !isHold {
-			client = "control"
-			require.Equal(s, s.store.control(cutLast(msg.Payload, 2)), msg.Channel)
-		}
-		got[client] = append(got[client], msg.Payload)
-	}
-}
-
 // hold picks a hold, often one that is in or waits.
 func (s *kindSequence) hold() *kindHold {
 	switch p := s.rng.IntN(10); {
@@ -646,14 +503,7 @@ func (s *kindSequence) call(batch ...kindCommand) {
 		keys, args = append(keys, unit.Keys...), append(args, unit.Args...)
 		s.log = append(s.log, c.String())
 	}
-	got, err := s.scripts[batch[0].script].Run(s.ctx, s.rdb, keys, args...).Result()
-	require.NoError(s, err)
-	replies := []any{got} // a unit that is alone replies without a list
-	if len(batch) > 1 {
-		s.saw("several in a call")
-		replies = got.([]any)
-	}
-	require.Len(s, replies, len(batch))
+	replies := s.replies(batch[0].script, keys, args, len(batch))
 	for i, c := range batch {
 		s.joined = nil
 		want := c.apply()
@@ -768,9 +618,7 @@ func (s *kindSequence) read() (k kindKeys) {
 // check compares the server with the model.
 func (s *kindSequence) check() {
 	k := s.read()
-	got := s.hear(func(m any) bool { msg, ok := m.(*redis.Message); return ok && msg.Channel == "mark" })
-	require.Equal(s, s.messages, got, "messages")
-	clear(s.messages)
+	s.checkMessages()
 	queue := []redis.Z{}
 	for _, h := range s.queue {
 		queue = append(queue, redis.Z{Score: float64(h.arrival), Member: h.place()})

@@ -2,15 +2,12 @@ package redisstore
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -18,18 +15,8 @@ import (
 	"github.com/go-relock/relock/internal/wire"
 )
 
-// Random sequences of commands run on a real server and on a model of the lock in Go. A command
-// runs once or more, in time or late, alone or in one call with others. After each call the server
-// and the model have to agree about the owner, the count, the lease, the queue and the messages.
-//
-//	RELOCK_SEED=7 RELOCK_SEQUENCES=5000 go test -run TestRandomCommands .
-//
-// A failure names its sequence: RELOCK_SEQUENCE=123 with the same seed runs that one alone.
-
-const (
-	sequences     = 200
-	sequenceSteps = 50
-)
+// What random_test.go asks for a mutex: the server and the model have to agree about the owner, the
+// count, the lease, the queue and the messages.
 
 // modelHold is a hold, and what its client knows of its place.
 type modelHold struct {
@@ -45,9 +32,6 @@ type modelLock struct {
 	queue []*modelHold // by arrival
 	token int64
 
-	listens  map[string]bool     // clients that subscribe to the lock's channel
-	messages map[string][]string // that must come, by client; "control" for all control channels
-
 	newLease time.Duration // the lease is a new one; 0: no
 	longer   time.Duration // the lease is at least so long now; 0: no demand
 	joined   *modelHold    // the last call has put it into the queue, at a time that the server knows
@@ -58,109 +42,38 @@ type command struct {
 	script *wire.Script
 	hold   *modelHold
 	args   []any // of the unit
-	apply  func(l *modelLock) any
+	apply  func() any
 }
 
-// sequence is one run of random commands.
-type sequence struct {
-	*testing.T
+// mutexSequence is one run of random commands.
+type mutexSequence struct {
+	*sequence
 	modelLock
-	r        *rig
-	rng      *rand.Rand
 	holds    []*modelHold
 	sent     []command
-	ears     map[string]*redis.PubSub
-	seen     map[string]int
 	leaseEnd int64 // in ms of the server's clock
-	log      []string
 }
 
 func TestRandomCommands(t *testing.T) {
-	seed, first, n := fromEnv(t, "RELOCK_SEED"), uint64(0), uint64(sequences)
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	if s := fromEnv(t, "RELOCK_SEQUENCES"); s != 0 {
-		n = s
-	}
-	if s := fromEnv(t, "RELOCK_SEQUENCE"); s != 0 {
-		first, n = s, 1
-	}
-	t.Logf("RELOCK_SEED=%d, %d sequences from %d on", seed, n, first)
-	r := newRigOn(t, redistest.Start(t))
-	if !r.server.AtLeast(7, 0) {
-		redistest.NotTested(t, "Redis before 7 does not say when a key ends")
-	}
-	seen := map[string]int{}
-	ears := map[string]*redis.PubSub{"control": r.rdb.PSubscribe(t.Context(), r.store.control("*"))}
-	for _, client := range clients {
-		ears[client] = r.rdb.Subscribe(t.Context(), "mark")
-	}
-	for _, ps := range ears {
-		subscribed(t, ps)
-	}
-	for i := first; i < first+n; i++ {
-		s := &sequence{r: r, rng: rand.New(rand.NewPCG(seed, i)), ears: ears, seen: seen}
-		s.modelLock = modelLock{listens: map[string]bool{}, messages: map[string][]string{}}
-		name := fmt.Sprintf("RELOCK_SEED=%d RELOCK_SEQUENCE=%d", seed, i)
-		if !t.Run(strconv.FormatUint(i, 10), func(t *testing.T) {
-			s.T = t
-			defer func() {
-				if t.Failed() {
-					t.Logf("%s\n%s", name, strings.Join(s.log, "\n"))
-				}
-			}()
-			s.run()
-		}) {
-			return
-		}
-	}
-	if n < sequences {
-		return
-	}
-	for _, event := range []string{ // a sequence that never gets anywhere would agree with any model
+	m := scripts.mutex
+	p := newPlay(t, redistest.Start(t), "", "", m.acquire, m.release, m.renew, m.forget, m.token, m.broken, scripts.all, scripts.served)
+	p.runAll(
+		t, 200, func(s *sequence) func() { return (&mutexSequence{sequence: s}).step },
 		"takes", "takes in one step", "has already", "busy", "joins", "keeps its place", "has its place again", "deaf", "grant by message", "grant by reply",
 		"dead waiter", "frees", "gone", "renews", "forgets a waiter", "forgets an owner", "serves a queue without an owner", "breaks", "draws a token", "lease over",
 		"queue lost", "token lost", "names a run", "takes served places out", "late", "late after the end", "twice", "several in a call",
-	} {
-		require.Positive(t, seen[event], "%q never happened: %v", event, seen)
-	}
-	t.Logf("what happened: %v", seen)
-}
-
-func fromEnv(t *testing.T, name string) uint64 {
-	t.Helper()
-	if os.Getenv(name) == "" {
-		return 0
-	}
-	n, err := strconv.ParseUint(os.Getenv(name), 10, 64)
-	require.NoError(t, err, name)
-	return n
-}
-
-var clients = []string{"a", "web@1/b", "c:d"}
-
-func (s *sequence) saw(event string) { s.seen[event]++ }
-
-func (s *sequence) run() {
-	require.NoError(s, s.r.rdb.FlushAll(s.Context()).Err())
-	for range sequenceSteps {
-		s.step()
-	}
-	for _, client := range clients {
-		s.listen(client, false)
-	}
+	)
 }
 
 // step does one thing at random, and compares.
-func (s *sequence) step() {
+func (s *mutexSequence) step() {
 	switch p := s.rng.IntN(100); {
 	case p < 4:
 		s.leaseOver()
 	case p < 5, p == 99 && len(s.queue) > 0:
-		s.event("queue lost", s.r.base+queueSuffix, func() { s.queue = nil })
+		s.event("queue lost", s.base+queueSuffix, func() { s.queue = nil })
 	case p < 6:
-		s.event("token lost", s.r.base+tokenSuffix, func() {})
+		s.event("token lost", s.base+tokenSuffix, func() {})
 	case p < 14:
 		client := clients[s.rng.IntN(len(clients))]
 		s.listen(client, !s.listens[client])
@@ -216,50 +129,12 @@ func (s *sequence) step() {
 	s.check()
 }
 
-func (s *sequence) leaseOver() {
-	s.event("lease over", s.r.base, func() { s.owner, s.count = nil, 0 })
-}
-
-// event takes a key away, as the end of its TTL or a loss of data does.
-func (s *sequence) event(what, key string, model func()) {
-	if s.r.rdb.Del(s.Context(), key).Val() > 0 {
-		s.saw(what)
-	}
-	s.log = append(s.log, what)
-	model()
-}
-
-func (s *sequence) listen(client string, on bool) {
-	if s.listens[client] == on {
-		return
-	}
-	s.log = append(s.log, fmt.Sprintf("%s listens: %t", client, on))
-	channel := s.r.base + ":" + client
-	do := s.ears[client].Unsubscribe
-	if on {
-		do = s.ears[client].Subscribe
-	}
-	require.NoError(s, do(s.Context(), channel))
-	s.hear(client, func(m any) bool { sub, ok := m.(*redis.Subscription); return ok && sub.Channel == channel })
-	s.listens[client] = on
-}
-
-// hear returns the messages that come before what is waited for.
-func (s *sequence) hear(client string, is func(any) bool) (got []string) {
-	for {
-		m, err := s.ears[client].ReceiveTimeout(s.Context(), limit)
-		require.NoError(s, err)
-		if is(m) {
-			return got
-		}
-		if msg, ok := m.(*redis.Message); ok {
-			got = append(got, msg.Payload)
-		}
-	}
+func (s *mutexSequence) leaseOver() {
+	s.event("lease over", s.base, func() { s.owner, s.count = nil, 0 })
 }
 
 // hold picks a hold, often the owner or a waiter.
-func (s *sequence) hold() *modelHold {
+func (s *mutexSequence) hold() *modelHold {
 	switch p := s.rng.IntN(10); {
 	case p < 4 && s.owner != nil:
 		return s.owner
@@ -275,53 +150,53 @@ func (s *sequence) hold() *modelHold {
 }
 
 // like makes a hold of the same client, with the same lease.
-func (s *sequence) like(h *modelHold) *modelHold {
+func (s *mutexSequence) like(h *modelHold) *modelHold {
 	other := &modelHold{id: newID(h.client), client: h.client, ttl: h.ttl}
 	s.holds = append(s.holds, other)
 	return other
 }
 
 // claim has a hold ask for the lock.
-func (s *sequence) claim(h *modelHold) {
+func (s *mutexSequence) claim(h *modelHold) {
 	c := s.acquiring(h)
 	s.sent = append(s.sent, c)
 	s.call(c)
 }
 
 // command makes a command of a hold as the store does.
-func (s *sequence) command() command {
+func (s *mutexSequence) command() command {
 	h := s.hold()
 	switch p := s.rng.IntN(100); {
 	case p < 5:
-		return command{scripts.all, h, []any{h.id, lifetime.Millis(h.ttl)}, func(*modelLock) any { return s.all(h) }}
+		return command{scripts.all, h, []any{h.id, lifetime.Millis(h.ttl)}, func() any { return s.all(h) }}
 	case p < 45:
 		return s.acquiring(h)
 	case p < 50:
 		return s.serving(h)
 	case p < 65:
-		return command{scripts.mutex.release, h, []any{h.id}, func(*modelLock) any { return s.release(h) }}
+		return command{scripts.mutex.release, h, []any{h.id}, func() any { return s.release(h) }}
 	case p < 78:
 		ttl, count := time.Duration(s.rng.IntN(4)*25)*time.Second, 1+s.rng.IntN(3)
-		return command{scripts.mutex.renew, h, []any{h.id, lifetime.Millis(ttl), count}, func(l *modelLock) any { return s.renew(h, ttl, count) }}
+		return command{scripts.mutex.renew, h, []any{h.id, lifetime.Millis(ttl), count}, func() any { return s.renew(h, ttl, count) }}
 	case p < 88:
 		return s.forgetting(h)
 	case p < 94:
-		return command{scripts.mutex.token, h, []any{h.id, 0}, func(*modelLock) any { return s.drawn(h) }}
+		return command{scripts.mutex.token, h, []any{h.id, 0}, func() any { return s.drawn(h) }}
 	default:
-		return command{scripts.mutex.broken, h, []any{h.id, s.r.store.control(h.client)}, func(*modelLock) any { return s.broken(h) }}
+		return command{scripts.mutex.broken, h, []any{h.id, s.store.control(h.client)}, func() any { return s.broken(h) }}
 	}
 }
 
-func (s *sequence) acquiring(h *modelHold) command {
+func (s *mutexSequence) acquiring(h *modelHold) command {
 	place := noPlace
 	if s.rng.IntN(4) > 0 {
 		place = strconv.FormatInt(h.arrival, 10)
 	}
-	return command{scripts.mutex.acquire, h, []any{h.id, lifetime.Millis(h.ttl), place}, func(l *modelLock) any { return s.acquire(h, place) }}
+	return command{scripts.mutex.acquire, h, []any{h.id, lifetime.Millis(h.ttl), place}, func() any { return s.acquire(h, place) }}
 }
 
 // serving releases a lock behind a run of holds with the same lease, of which some are over.
-func (s *sequence) serving(h *modelHold) command {
+func (s *mutexSequence) serving(h *modelHold) command {
 	var passed []*modelHold
 	var ids []string
 	for _, other := range s.holds {
@@ -333,15 +208,15 @@ func (s *sequence) serving(h *modelHold) command {
 	if len(ids) == 0 {
 		return s.forgetting(h)
 	}
-	return command{scripts.served, h, args, func(*modelLock) any { return s.served(h, passed) }}
+	return command{scripts.served, h, args, func() any { return s.served(h, passed) }}
 }
 
-func (s *sequence) forgetting(h *modelHold) command {
-	return command{scripts.mutex.forget, h, []any{h.id, lifetime.Millis(h.ttl)}, func(*modelLock) any { return s.forget(h) }}
+func (s *mutexSequence) forgetting(h *modelHold) command {
+	return command{scripts.mutex.forget, h, []any{h.id, lifetime.Millis(h.ttl)}, func() any { return s.forget(h) }}
 }
 
 // call runs commands of one script in one call, and compares the replies.
-func (s *sequence) call(batch ...command) {
+func (s *mutexSequence) call(batch ...command) {
 	script := batch[0].script
 	var keys []string
 	var args []any
@@ -351,35 +226,26 @@ func (s *sequence) call(batch ...command) {
 		args = append(args, "PUBLISH")
 	}
 	for _, c := range batch {
-		keys = append(keys, s.r.base)
+		keys = append(keys, s.base)
 		switch script {
 		case scripts.mutex.renew:
 		case scripts.mutex.token:
-			keys = append(keys, s.r.base+tokenSuffix)
+			keys = append(keys, s.base+tokenSuffix)
 		default:
-			keys = append(keys, s.r.base+queueSuffix)
+			keys = append(keys, s.base+queueSuffix)
 		}
 		args = append(args, c.args...)
 		s.log = append(s.log, fmt.Sprintf("%s %v", script.Name, c.args))
 	}
-	if len(batch) > 1 {
-		s.saw("several in a call")
-	}
-	got, err := s.r.rdb.Eval(s.Context(), script.Source, keys, args...).Result()
-	require.NoError(s, err)
-	replies := []any{got} // a unit that is alone replies without a list
-	if len(batch) > 1 {
-		replies = got.([]any)
-	}
-	require.Len(s, replies, len(batch))
+	replies := s.replies(script, keys, args, len(batch))
 	for i, c := range batch {
 		s.joined = nil
-		s.compare(c, c.apply(&s.modelLock), replies[i])
+		s.compare(c, c.apply(), replies[i])
 	}
 }
 
 // compare compares what a script has said with what the model says.
-func (s *sequence) compare(c command, want, got any) {
+func (s *mutexSequence) compare(c command, want, got any) {
 	if c.script == scripts.mutex.token {
 		if want == int64(0) {
 			require.Equal(s, want, got)
@@ -421,15 +287,15 @@ func (s *sequence) compare(c command, want, got any) {
 }
 
 // check compares the server with the model.
-func (s *sequence) check() {
-	hash, err := s.r.rdb.HGetAll(s.Context(), s.r.base).Result()
+func (s *mutexSequence) check() {
+	hash, err := s.rdb.HGetAll(s.ctx, s.base).Result()
 	require.NoError(s, err)
 	want := map[string]string{}
 	if s.owner != nil {
 		want[s.owner.id] = strconv.Itoa(s.count)
 	}
 	require.Equal(s, want, hash)
-	members, err := s.r.rdb.ZRange(s.Context(), s.r.base+queueSuffix, 0, -1).Result()
+	members, err := s.rdb.ZRange(s.ctx, s.base+queueSuffix, 0, -1).Result()
 	require.NoError(s, err)
 	queue := []string{}
 	for _, h := range s.queue {
@@ -437,31 +303,23 @@ func (s *sequence) check() {
 	}
 	require.Equal(s, queue, members)
 	s.checkLease()
-	require.NoError(s, s.r.rdb.Publish(s.Context(), "mark", "").Err())
-	require.NoError(s, s.r.rdb.Publish(s.Context(), s.r.store.control("mark"), "").Err())
-	for client := range s.ears {
-		got := s.hear(client, func(m any) bool {
-			msg, ok := m.(*redis.Message)
-			return ok && (msg.Channel == "mark" || msg.Channel == s.r.store.control("mark"))
-		})
-		require.Equal(s, s.messages[client], got, "messages for %s", client)
-	}
-	clear(s.messages)
+	require.NoError(s, s.rdb.Publish(s.ctx, "mark", "").Err())
+	s.checkMessages()
 }
 
 // checkLease compares the end of the lease with the end that was seen before.
-func (s *sequence) checkLease() {
-	now, err := s.r.rdb.Time(s.Context()).Result()
+func (s *mutexSequence) checkLease() {
+	now, err := s.rdb.Time(s.ctx).Result()
 	require.NoError(s, err)
-	for _, key := range append(s.r.both(), s.r.base+tokenSuffix) {
-		end := s.r.rdb.Do(s.Context(), "PEXPIRETIME", key).Val().(int64)
+	for _, key := range append([]string{s.base, s.base + queueSuffix}, s.base+tokenSuffix) {
+		end := s.rdb.Do(s.ctx, "PEXPIRETIME", key).Val().(int64)
 		require.NotEqual(s, int64(-1), end, "%s has no end", key)
 		switch {
-		case key == s.r.base+queueSuffix && end > 0:
+		case key == s.base+queueSuffix && end > 0:
 			for _, h := range s.queue {
 				require.Greater(s, end, now.Add(h.ttl).UnixMilli(), "the queue outlives the leases of its waiters")
 			}
-		case key != s.r.base || s.owner == nil:
+		case key != s.base || s.owner == nil:
 		case s.newLease > 0:
 			require.InDelta(s, now.Add(max(s.newLease, s.longer)).UnixMilli(), end, 2000, "the lease")
 		default:
@@ -471,7 +329,7 @@ func (s *sequence) checkLease() {
 				require.Equal(s, s.leaseEnd, end, "nothing has set the lease")
 			}
 		}
-		if key == s.r.base {
+		if key == s.base {
 			s.leaseEnd = end
 		}
 	}
@@ -481,7 +339,7 @@ func (s *sequence) checkLease() {
 // What follows is the whole specification: what a command does when it runs, in time or late, for
 // the first time or again.
 
-func (s *sequence) acquire(h *modelHold, place string) any {
+func (s *mutexSequence) acquire(h *modelHold, place string) any {
 	l := &s.modelLock
 	if l.owner == h {
 		s.saw("has already")
@@ -496,7 +354,7 @@ func (s *sequence) acquire(h *modelHold, place string) any {
 			return acquireReply{status: statusOurs}
 		}
 	}
-	if place == noPlace || !l.listens[h.client] {
+	if place == noPlace || !s.listens[h.client] {
 		s.saw(map[bool]string{true: "busy", false: "deaf"}[place == noPlace])
 		return acquireReply{status: statusBusy, owner: l.owner.id}
 	}
@@ -522,7 +380,7 @@ func (s *sequence) acquire(h *modelHold, place string) any {
 }
 
 // all is a call for one lock alone.
-func (s *sequence) all(h *modelHold) any {
+func (s *mutexSequence) all(h *modelHold) any {
 	l := &s.modelLock
 	if l.owner == h {
 		s.saw("has already")
@@ -539,12 +397,12 @@ func (s *sequence) all(h *modelHold) any {
 	return acquireReply{status: statusBusy, owner: l.owner.id}
 }
 
-func (s *sequence) enter(h *modelHold) {
+func (s *mutexSequence) enter(h *modelHold) {
 	s.owner, s.count, s.newLease, s.longer = h, 1, h.ttl, 0
 }
 
 // grant gives the lock to the first waiter that is there.
-func (s *sequence) grant(caller *modelHold) *modelHold {
+func (s *mutexSequence) grant(caller *modelHold) *modelHold {
 	for len(s.queue) > 0 {
 		h := s.queue[0]
 		s.queue = s.queue[1:]
@@ -567,7 +425,7 @@ func (s *sequence) grant(caller *modelHold) *modelHold {
 }
 
 // message names the hold, and those that may be passed its lease.
-func (s *sequence) message(h *modelHold) string {
+func (s *mutexSequence) message(h *modelHold) string {
 	text, before := h.id, "\n+"
 	for i, other := range s.queue {
 		if i == 63 || other.client != h.client || other.ttl != h.ttl {
@@ -579,7 +437,7 @@ func (s *sequence) message(h *modelHold) string {
 	return text
 }
 
-func (s *sequence) served(h *modelHold, passed []*modelHold) any {
+func (s *mutexSequence) served(h *modelHold, passed []*modelHold) any {
 	places := len(s.queue)
 	s.queue = slices.DeleteFunc(s.queue, func(o *modelHold) bool { return slices.Contains(passed, o) })
 	if len(s.queue) < places {
@@ -588,7 +446,7 @@ func (s *sequence) served(h *modelHold, passed []*modelHold) any {
 	return s.release(h)
 }
 
-func (s *sequence) release(h *modelHold) any {
+func (s *mutexSequence) release(h *modelHold) any {
 	if s.owner != h {
 		s.saw("gone")
 		return int64(0)
@@ -600,7 +458,7 @@ func (s *sequence) release(h *modelHold) any {
 	return int64(1)
 }
 
-func (s *sequence) renew(h *modelHold, ttl time.Duration, count int) any {
+func (s *mutexSequence) renew(h *modelHold, ttl time.Duration, count int) any {
 	if s.owner != h {
 		s.saw("gone")
 		return int64(0)
@@ -610,7 +468,7 @@ func (s *sequence) renew(h *modelHold, ttl time.Duration, count int) any {
 	return int64(1)
 }
 
-func (s *sequence) forget(h *modelHold) any {
+func (s *mutexSequence) forget(h *modelHold) any {
 	if s.owner == h {
 		s.saw("forgets an owner")
 		return s.release(h)
@@ -627,7 +485,7 @@ func (s *sequence) forget(h *modelHold) any {
 	return left
 }
 
-func (s *sequence) drawn(h *modelHold) any {
+func (s *mutexSequence) drawn(h *modelHold) any {
 	if s.owner != h {
 		return int64(0)
 	}
@@ -635,7 +493,7 @@ func (s *sequence) drawn(h *modelHold) any {
 	return int64(1) // or whichever
 }
 
-func (s *sequence) broken(h *modelHold) any {
+func (s *mutexSequence) broken(h *modelHold) any {
 	done := s.release(h)
 	if done == int64(1) {
 		s.saw("breaks")
