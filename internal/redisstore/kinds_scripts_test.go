@@ -1,8 +1,6 @@
 package redisstore
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -33,21 +31,7 @@ func newKindRig(t *testing.T, kind store.Kind) *kindRig {
 
 // kindOf makes a kindRig of the lock of a rig.
 func kindOf(r *rig, kind store.Kind) *kindRig {
-	s := &kindRig{rig: r, kind: kind}
-	clean := func() { require.NoError(r, r.rdb.Del(context.Background(), s.keys()...).Err()) }
-	clean()
-	r.Cleanup(clean)
-	return s
-}
-
-// keys returns the keys that a lock of any kind may have.
-func (r *kindRig) keys() []string {
-	keys := append(r.both(), r.base+tokenSuffix)
-	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
-		limits := r.base + suffix(kind)
-		keys = append(keys, limits, limits+queueSuffix)
-	}
-	return keys
+	return &kindRig{rig: r, kind: kind}
 }
 
 func (r *kindRig) limits() string { return r.base + suffix(r.kind) }
@@ -63,10 +47,7 @@ func (r *kindRig) writer(client string) store.Claim { return r.hold(client, 1) }
 
 // shared makes the claim of a hold that others may accompany.
 func (r *kindRig) shared(client string) store.Claim {
-	if r.kind == store.Semaphore {
-		return r.hold(client, 3)
-	}
-	return r.reader(client)
+	return r.hold(client, map[store.Kind]int{store.Mutex: 1, store.Semaphore: 3, store.ReadWrite: store.Unlimited}[r.kind])
 }
 
 // run runs a script for one hold.
@@ -98,6 +79,11 @@ func (r *kindRig) token(a store.Claim) int64 {
 // acquire asks for the lock, and queues with an arrival.
 func (r *kindRig) acquire(a store.Claim, arrival string) acquireReply {
 	r.Helper()
+	if r.kind == store.Mutex {
+		got, err := r.rig.acquire(string(a.ID), a.TTL, arrival)
+		require.NoError(r, err)
+		return got
+	}
 	reply, err := r.run(scripts.kinds.acquire, a, arrival)
 	require.NoError(r, err)
 	if reply == statusAgain {
@@ -135,6 +121,10 @@ func (r *kindRig) fillQueue(dead int) {
 // lapse ends the leases of holds, as time does.
 func (r *kindRig) lapse(claims ...store.Claim) {
 	r.Helper()
+	if r.kind == store.Mutex {
+		require.NoError(r, r.rdb.Del(r.Context(), r.base).Err())
+		return
+	}
 	for _, a := range claims {
 		over := redis.Z{Score: 1, Member: string(a.ID) + "|" + letter(a)}
 		require.NoError(r, r.rdb.ZAddXX(r.Context(), r.base, over).Err())
@@ -183,54 +173,16 @@ func (r *kindRig) free() {
 	require.Zero(r, r.rdb.Exists(r.Context(), r.base, r.limits(), r.queue()).Val())
 }
 
-// unchanged requires that f leaves each key of the lock as it was.
-func (r *kindRig) unchanged(f func()) {
-	r.Helper()
-	before := r.dump()
-	f()
-	require.Equal(r, before, r.dump())
-}
-
-// dump returns the keys of the lock with their contents and ends.
-func (r *kindRig) dump() map[string]string {
-	r.Helper()
-	all := map[string]string{}
-	for _, key := range r.keys() {
-		content, err := r.rdb.Dump(r.Context(), key).Result()
-		if errors.Is(err, redis.Nil) {
-			continue
-		}
-		require.NoError(r, err)
-		end, _ := r.rdb.Do(r.Context(), "PEXPIRETIME", key).Int64() // 0 before Redis 7
-		all[key] = fmt.Sprintf("%x until %d", content, end)
-	}
-	return all
-}
-
-// commands are all calls of the store about a lock that a hold has, or is to have.
-func (r *kindRig) commands(a store.Claim) map[string]func(ctx context.Context) error {
-	s, l := r.store, store.Lease{Claim: a}
-	other := r.hold("b", 1)
-	return map[string]func(ctx context.Context) error{
-		"Try":     func(ctx context.Context) error { _, err := s.Try(ctx, other); return err },
-		"acquire": func(ctx context.Context) error { _, _, err := s.claim(ctx, other, newPlace, 1); return err },
-		"Enter":   func(ctx context.Context) error { _, err := s.Enter(ctx, l, 2); return err },
-		"Renew": func(ctx context.Context) error {
-			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 1}})[0]
-		},
-		"Release": func(ctx context.Context) error { return s.Release(ctx, l) },
-		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Claim{a})[0] },
-		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
-		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, a); return err },
-		"Break":   func(ctx context.Context) error { return s.Break(ctx, a) },
-	}
-}
-
 // kindKinds are the kinds of this chapter.
 var kindKinds = []store.Kind{store.ReadWrite, store.Semaphore}
 
 // lineOf returns the line of a message that lets a claim in.
-func lineOf(a store.Claim) string { return string(a.ID) + "|" + letter(a) }
+func lineOf(a store.Claim) string {
+	if a.Kind == store.Mutex {
+		return string(a.ID)
+	}
+	return string(a.ID) + "|" + letter(a)
+}
 
 func TestKindsReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
 	r := newKindRig(t, store.ReadWrite)
@@ -376,7 +328,7 @@ func TestKindsBaseWithoutAnEndGetsOneAgain(t *testing.T) {
 		require.Equal(t, statusOurs, r.acquire(second, noPlace).status)
 		lives(minute)
 		persist()
-		require.NoError(t, r.commands(second)["Renew"](t.Context()))
+		require.NoError(t, r.commandsOf(second)["Renew"](t.Context()))
 		lives(2 * minute)
 		r.has(first, second)
 	}
@@ -460,112 +412,6 @@ func TestKindsWaitersOfAnotherKindAreNotServed(t *testing.T) {
 	}
 }
 
-func TestKindsKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
-	for _, kind := range kindKinds {
-		for suffix, users := range map[string]string{
-			"":                         "Try acquire Enter Renew Release Forget Token Look Break",
-			suffix(kind):               "acquire Release Forget Break",
-			suffix(kind) + queueSuffix: "acquire Release Forget Look Break",
-			tokenSuffix:                "Token Look",
-		} {
-			for _, what := range strings.Fields(users) {
-				t.Run(fmt.Sprint(kind, ": ", what, suffix), func(t *testing.T) {
-					r := newKindRig(t, kind)
-					r.listen("b")
-					a := r.enters(r.writer("a"))
-					require.NoError(t, r.rdb.Del(t.Context(), r.base+suffix).Err())
-					require.NoError(t, r.rdb.SAdd(t.Context(), r.base+suffix, "x").Err())
-					before := r.dump()
-					err := r.commands(a)[what](t.Context())
-					require.ErrorContains(t, err, "WRONGTYPE")
-					require.NotErrorIs(t, err, store.ErrUnsure)
-					require.NotErrorIs(t, err, store.ErrKind)
-					after := r.dump()
-					if suffix == "" { // a writer's limit may be gone: it is a stale one
-						delete(before, r.limits())
-						delete(after, r.limits())
-					}
-					require.Equal(t, before, after)
-				})
-			}
-		}
-	}
-}
-
-// full sets the maxmemory of the server: "1" leaves no memory.
-func (r *kindRig) full(limit string) {
-	r.Helper()
-	require.NoError(r, r.rdb.ConfigSet(r.Context(), "maxmemory", limit).Err())
-}
-
-func TestKindsOutOfMemory(t *testing.T) {
-	server := redistest.Start(t)
-	for _, kind := range kindKinds {
-		for what, oom := range map[string]bool{
-			"Try": false, "acquire": true, "Enter": false, "Renew": false, "Release": false, "Forget": false, "Token": kind == store.Semaphore,
-			"Look": false, "Break": false,
-		} {
-			t.Run(fmt.Sprint(kind, ": ", what), func(t *testing.T) {
-				r := kindOf(newRigOn(t, server), kind)
-				ps := r.listen("b")
-				a := r.enters(r.writer("a"))
-				next := r.queues(r.writer("b"))
-				r.full("1")
-				defer r.full("0")
-				err := r.commands(a)[what](t.Context())
-				var busy *store.Busy
-				switch {
-				case oom:
-					require.ErrorContains(t, err, "OOM")
-					require.NotErrorIs(t, err, store.ErrUnsure)
-				case what == "Try":
-					require.ErrorAs(t, err, &busy)
-				default:
-					require.NoError(t, err)
-				}
-				switch what {
-				case "Renew":
-					require.Greater(t, r.look().TTL, minute)
-				case "Release", "Forget", "Break":
-					require.Equal(t, lineOf(next), message(t, ps))
-					r.has(next)
-				}
-			})
-		}
-	}
-}
-
-func TestKindsOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
-	server := redistest.Start(t)
-	for _, kind := range kindKinds {
-		t.Run(fmt.Sprint(kind, ": a free lock is not taken"), func(t *testing.T) {
-			r := kindOf(newRigOn(t, server), kind)
-			r.full("1")
-			defer r.full("0")
-			for _, a := range []store.Claim{r.writer("a"), r.shared("a")} {
-				_, err := r.store.Try(t.Context(), a)
-				require.ErrorContains(t, err, "OOM")
-				r.free()
-			}
-		})
-		t.Run(fmt.Sprint(kind, ": a waiter keeps its place and gets its grant"), func(t *testing.T) {
-			r := kindOf(newRigOn(t, server), kind)
-			ps := r.listen("b")
-			owner, next := r.enters(r.writer("a")), r.shared("b")
-			arrival := fmt.Sprint(r.acquire(next, newPlace).number)
-			r.full("1")
-			defer r.full("0")
-			require.Equal(t, statusQueued, r.acquire(next, arrival).status)
-			r.full("0")
-			r.lapse(owner)
-			r.full("1")
-			require.Equal(t, statusBusy, r.acquire(r.writer("c"), noPlace).status)
-			require.Equal(t, lineOf(next), message(t, ps))
-			require.Equal(t, statusOurs, r.acquire(next, arrival).status)
-		})
-	}
-}
-
 func TestKindsUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 	for _, kind := range kindKinds {
 		t.Run(kind.String(), func(t *testing.T) {
@@ -574,7 +420,7 @@ func TestKindsUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 			for _, what := range []string{"Release", "Forget", "Break"} {
 				a := r.writer("a")
 				r.tries(a)
-				commands := r.commands(a)
+				commands := r.commandsOf(a)
 				for _, other := range []string{"acquire", "Enter", "Renew", "Token", "Look", what} {
 					require.NoError(t, commands[other](t.Context()), other)
 				}
@@ -610,7 +456,7 @@ func TestKindsUserWithoutACommand(t *testing.T) {
 					}
 					longer := a
 					longer.TTL *= 2 // a lease that would end in the same millisecond is not written
-					err := r.commands(longer)[what](t.Context())
+					err := r.commandsOf(longer)[what](t.Context())
 					require.ErrorContains(t, err, "can't run this command", what)
 					require.NotErrorIs(t, err, store.ErrUnsure)
 					if what == "Try" {
@@ -675,7 +521,7 @@ func TestKindsMigratingSlot(t *testing.T) {
 	master := cluster.MasterFor("relock:{x}")
 	lock := func(name string) *kindRig {
 		r := &rig{T: t, rdb: master.Client(), store: s.(*nativeStore), base: "relock:{x}:" + name}
-		return &kindRig{rig: r, kind: store.ReadWrite}
+		return kindOf(r, store.ReadWrite)
 	}
 	pair, batch := lock("pair"), lock("batch")
 	type scene struct {

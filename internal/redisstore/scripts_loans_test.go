@@ -238,9 +238,6 @@ func TestALoanKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
 
 func TestOutOfMemoryWithLoans(t *testing.T) {
 	server := redistest.Start(t)
-	full := func(limit string) {
-		require.NoError(t, server.Client().ConfigSet(context.Background(), "maxmemory", limit).Err())
-	}
 	for what, oom := range map[string]bool{
 		"Borrow": true, "Follow": false, "Accept": true, "Release": false, "Forget": false, "return": false, "Forget of a loan": false,
 	} {
@@ -253,8 +250,8 @@ func TestOutOfMemoryWithLoans(t *testing.T) {
 					loan = r.borrow(loan.Claim, r.ticket())
 				}
 				before := r.dump()
-				full("1")
-				defer full("0")
+				r.full("1")
+				defer r.full("0")
 				err := r.ticketCommands(id, loan)[what](t.Context())
 				switch {
 				case oom:

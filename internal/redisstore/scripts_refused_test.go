@@ -3,7 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"strconv"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -17,10 +17,15 @@ import (
 
 // What is left when Redis refuses a command of a script?
 
-// commands are all calls of the store about a lock that id has, or is to have.
+// commands are all calls of the store about a mutex that id has, or is to have.
 func (r *rig) commands(id string) map[string]func(ctx context.Context) error {
-	s, l := r.store, r.held(id, minute)
-	other := r.claim(newID("b"), minute)
+	return kindOf(r, store.Mutex).commandsOf(r.claim(id, minute))
+}
+
+// commandsOf are all calls of the store about a lock that a hold has, or is to have.
+func (r *kindRig) commandsOf(a store.Claim) map[string]func(ctx context.Context) error {
+	s, l := r.store, store.Lease{Claim: a}
+	other := r.hold("b", 1)
 	return map[string]func(ctx context.Context) error{
 		"Try":     func(ctx context.Context) error { _, err := s.Try(ctx, other); return err },
 		"acquire": func(ctx context.Context) error { _, _, err := s.claim(ctx, other, newPlace, 1); return err },
@@ -29,120 +34,124 @@ func (r *rig) commands(id string) map[string]func(ctx context.Context) error {
 			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 2}})[0]
 		},
 		"Release": func(ctx context.Context) error { return s.Release(ctx, l) },
-		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Claim{l.Claim})[0] },
+		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Claim{a})[0] },
 		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
-		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, store.Claim{Name: r.base}); return err },
-		"Break":   func(ctx context.Context) error { return s.Break(ctx, store.Claim{Name: r.base, ID: l.ID}) },
+		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, a); return err },
+		"Break":   func(ctx context.Context) error { return s.Break(ctx, a) },
 	}
 }
 
+// allKinds are the kinds of locks that the native layout has.
+var allKinds = []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore}
+
 func TestAKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
-	uses := map[string]string{
-		"":          "Try acquire Enter Renew Release Forget Token Look Break",
-		queueSuffix: "acquire Release Forget Look Break",
-		tokenSuffix: "Token Look",
-	}
-	for suffix, users := range uses {
-		for _, what := range strings.Fields(users) {
-			t.Run(what+suffix, func(t *testing.T) {
-				r := newRig(t)
-				r.listen("b")
-				id := r.enter("a")
-				if suffix == "" {
-					require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
-					r.waitInQueue()
-				}
-				require.NoError(t, r.rdb.SAdd(t.Context(), r.base+suffix, "x").Err())
-				r.unchanged(func() {
-					err := r.commands(id)[what](t.Context())
+	for _, kind := range allKinds {
+		uses := map[string]string{
+			"":                         "Try acquire Enter Renew Release Forget Token Look Break",
+			suffix(kind) + queueSuffix: "acquire Release Forget Look Break",
+			tokenSuffix:                "Token Look",
+		}
+		if kind != store.Mutex {
+			uses[suffix(kind)] = "acquire Release Forget Break"
+		}
+		for suffix, users := range uses {
+			for _, what := range strings.Fields(users) {
+				t.Run(fmt.Sprint(kind, ": ", what, suffix), func(t *testing.T) {
+					r := newKindRig(t, kind)
+					r.listen("b")
+					a := r.enters(r.writer("a"))
+					if suffix == "" {
+						r.queues(r.writer("b"))
+					}
+					require.NoError(t, r.rdb.Del(t.Context(), r.base+suffix).Err())
+					require.NoError(t, r.rdb.SAdd(t.Context(), r.base+suffix, "x").Err())
+					before := r.dump()
+					err := r.commandsOf(a)[what](t.Context())
 					require.ErrorContains(t, err, "WRONGTYPE")
 					require.NotErrorIs(t, err, store.ErrUnsure)
+					require.NotErrorIs(t, err, store.ErrKind)
+					after := r.dump()
+					if suffix == "" && kind != store.Mutex { // a writer's limit may be gone: it is a stale one
+						delete(before, r.limits())
+						delete(after, r.limits())
+					}
+					require.Equal(t, before, after)
 				})
-			})
+			}
 		}
 	}
 }
 
-// waitInQueue puts a waiter into the queue, whoever has the lock.
-func (r *rig) waitInQueue() string {
+// full sets the maxmemory of the server: "1" leaves no memory.
+func (r *rig) full(limit string) {
 	r.Helper()
-	id := newID("b")
-	require.NoError(r, r.rdb.ZAdd(r.Context(), r.base+queueSuffix, redis.Z{Score: 1, Member: id + "|60000"}).Err())
-	return id
+	require.NoError(r, r.rdb.ConfigSet(context.Background(), "maxmemory", limit).Err())
 }
 
 func TestOutOfMemory(t *testing.T) {
 	server := redistest.Start(t)
-	full := func(t *testing.T, rdb *redis.Client, limit string) {
-		t.Helper()
-		require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", limit).Err())
-	}
-	for what, oom := range map[string]bool{
-		"Try": false, "acquire": true, "Enter": false, "Renew": false, "Release": false, "Forget": false, "Token": true,
-		"Look": false, "Break": false,
-	} {
-		t.Run(what, func(t *testing.T) {
-			r := newRigOn(t, server)
-			full(t, r.rdb, "0")
-			ps := r.listen("b")
-			id := r.enter("a")
-			next := r.waiter("b")
-			full(t, r.rdb, "1")
-			defer full(t, r.rdb, "0")
-			err := r.commands(id)[what](t.Context())
-			var busy *store.Busy
-			switch {
-			case oom:
+	for _, kind := range allKinds {
+		for what, oom := range map[string]bool{
+			"Try": false, "acquire": true, "Enter": false, "Renew": false, "Release": false, "Forget": false,
+			"Token": kind != store.ReadWrite, "Look": false, "Break": false,
+		} {
+			t.Run(fmt.Sprint(kind, ": ", what), func(t *testing.T) {
+				r := kindOf(newRigOn(t, server), kind)
+				ps := r.listen("b")
+				a := r.enters(r.writer("a"))
+				next := r.queues(r.writer("b"))
+				r.full("1")
+				defer r.full("0")
+				err := r.commandsOf(a)[what](t.Context())
+				var busy *store.Busy
+				switch {
+				case oom:
+					require.ErrorContains(t, err, "OOM")
+					require.NotErrorIs(t, err, store.ErrUnsure)
+				case what == "Try":
+					require.ErrorAs(t, err, &busy)
+				default:
+					require.NoError(t, err)
+				}
+				switch what {
+				case "Enter", "Renew":
+					if kind == store.Mutex {
+						r.owner(string(a.ID), 2)
+					}
+					require.Equal(t, what == "Renew", r.look().TTL > minute)
+				case "Release", "Forget", "Break":
+					require.Equal(t, lineOf(next), message(t, ps))
+					r.has(next)
+					require.InDelta(t, minute, r.look().TTL, float64(2*time.Second))
+				}
+			})
+		}
+		t.Run(fmt.Sprint(kind, ": a free lock is not taken"), func(t *testing.T) {
+			r := kindOf(newRigOn(t, server), kind)
+			r.full("1")
+			defer r.full("0")
+			for _, a := range []store.Claim{r.writer("a"), r.shared("a")} {
+				_, err := r.store.Try(t.Context(), a)
 				require.ErrorContains(t, err, "OOM")
-				require.NotErrorIs(t, err, store.ErrUnsure)
-			case what == "Try":
-				require.ErrorAs(t, err, &busy)
-			default:
-				require.NoError(t, err)
-			}
-			switch what {
-			case "Enter", "Renew":
-				r.owner(id, 2)
-			case "Release", "Forget", "Break":
-				require.Equal(t, next, message(t, ps))
-				r.owner(next, 1)
-				r.lease(minute)
+				r.free()
 			}
 		})
+		t.Run(fmt.Sprint(kind, ": a waiter keeps its place and gets its grant"), func(t *testing.T) {
+			r := kindOf(newRigOn(t, server), kind)
+			ps := r.listen("b")
+			owner, next := r.enters(r.writer("a")), r.shared("b")
+			arrival := fmt.Sprint(r.acquire(next, newPlace).number)
+			r.full("1")
+			defer r.full("0")
+			require.Equal(t, statusQueued, r.acquire(next, arrival).status)
+			r.full("0")
+			r.lapse(owner)
+			r.full("1")
+			require.Equal(t, statusBusy, r.acquire(r.writer("c"), noPlace).status)
+			require.Equal(t, lineOf(next), message(t, ps))
+			require.Equal(t, statusOurs, r.acquire(next, arrival).status)
+		})
 	}
-	t.Run("a free lock is not taken", func(t *testing.T) {
-		r := newRigOn(t, server)
-		full(t, r.rdb, "1")
-		defer full(t, r.rdb, "0")
-		_, err := r.store.Try(t.Context(), r.claim(newID("a"), minute))
-		require.ErrorContains(t, err, "OOM")
-		r.free()
-	})
-	t.Run("a waiter keeps its place and gets its grant", func(t *testing.T) {
-		r := newRigOn(t, server)
-		ps := r.listen("b")
-		owner, id := r.enter("a"), newID("b")
-		got, err := r.acquire(id, minute, newPlace)
-		require.NoError(t, err)
-		full(t, r.rdb, "1")
-		defer full(t, r.rdb, "0")
-		arrival := strconv.FormatInt(got.number, 10)
-		require.Equal(t, statusQueued, r.status(id, arrival))
-		require.EqualValues(t, 1, r.release(owner))
-		require.Equal(t, id, message(t, ps))
-		require.Equal(t, statusOurs, r.status(id, arrival))
-	})
-	t.Run("a free lock goes to a waiter", func(t *testing.T) {
-		r := newRigOn(t, server)
-		ps := r.listen("b")
-		r.enter("a")
-		next := r.waiter("b")
-		require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
-		full(t, r.rdb, "1")
-		defer full(t, r.rdb, "0")
-		require.Equal(t, statusBusy, r.status(newID("a"), noPlace))
-		require.Equal(t, next, message(t, ps))
-	})
 }
 
 // TestAReplicaIsNotBelieved asks a server that has just become a replica, and has no data yet.
@@ -152,10 +161,10 @@ func TestAReplicaIsNotBelieved(t *testing.T) {
 	require.NoError(t, r.rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
 	t.Cleanup(func() { require.NoError(t, r.rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
 	id := newID("a")
-	readWrite, semaphore := &kindRig{r, store.ReadWrite}, &kindRig{r, store.Semaphore}
+	readWrite, semaphore := kindOf(r, store.ReadWrite), kindOf(r, store.Semaphore)
 	for layout, commands := range map[string]map[string]func(context.Context) error{
 		"a mutex": r.commands(id), "a loan": r.ticketCommands(id, store.Lease{Claim: r.loan("b", id)}), "Redisson": redisson.commands(),
-		"a reader": readWrite.commands(readWrite.shared("a")), "a permit": semaphore.commands(semaphore.shared("a")),
+		"a reader": readWrite.commandsOf(readWrite.shared("a")), "a permit": semaphore.commandsOf(semaphore.shared("a")),
 	} {
 		delete(commands, "Look") // reads, and decides nothing
 		for what, command := range commands {
@@ -242,7 +251,7 @@ func TestWithoutPublishNoCommandIsHalfDone(t *testing.T) {
 	for _, what := range []string{"Release", "Forget", "Break"} {
 		writer := k.enters(k.writer("a"))
 		readers := []store.Claim{k.queues(k.reader("b")), k.queues(k.reader("c"))}
-		untold(k.commands(writer)[what](t.Context()))
+		untold(k.commandsOf(writer)[what](t.Context()))
 		k.has(readers...)
 		for _, reader := range readers {
 			require.EqualValues(t, 1, k.release(reader))

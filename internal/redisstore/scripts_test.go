@@ -60,9 +60,7 @@ func newRigOn(t *testing.T, server *redistest.Server) *rig {
 	r.store = s.(*nativeStore)
 	r.base, err = baseKey(prefix, t.Name())
 	require.NoError(t, err)
-	clean := func() {
-		require.NoError(t, r.rdb.Del(context.Background(), r.base, r.base+queueSuffix, r.base+tokenSuffix, r.base+loansSuffix).Err())
-	}
+	clean := func() { require.NoError(t, r.rdb.Del(context.Background(), r.keys()...).Err()) }
 	clean() // with -count
 	t.Cleanup(clean)
 	return r
@@ -103,6 +101,16 @@ func (r *rig) number(s *wire.Script, keys []string, args ...any) int64 {
 }
 
 func (r *rig) both() []string { return []string{r.base, r.base + queueSuffix} }
+
+// keys returns the keys that a lock of any kind may have.
+func (r *rig) keys() []string {
+	keys := append(r.both(), r.base+tokenSuffix, r.base+loansSuffix)
+	for _, kind := range kindKinds {
+		limits := r.base + suffix(kind)
+		keys = append(keys, limits, limits+queueSuffix)
+	}
+	return keys
+}
 
 // acquire asks for the lock, and queues with an arrival.
 func (r *rig) acquire(id string, ttl time.Duration, arrival string) (acquireReply, error) {
@@ -256,7 +264,7 @@ func (r *rig) unchanged(f func()) {
 func (r *rig) dump() map[string]string {
 	r.Helper()
 	all := map[string]string{}
-	for _, key := range append(r.both(), r.base+tokenSuffix, r.base+loansSuffix) {
+	for _, key := range r.keys() {
 		content, err := r.rdb.Dump(r.Context(), key).Result()
 		if errors.Is(err, redis.Nil) {
 			continue
