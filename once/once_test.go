@@ -592,24 +592,6 @@ func TestALostReplyAtEachStep(t *testing.T) {
 	r.requireClean()
 }
 
-func TestALostMessageCostsOneLook(t *testing.T) {
-	r := newRig(t)
-	p, other := r.process(), r.process()
-	run := newRunning(t, p, "a")
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if result, _, err := do(t.Context(), other, "a"); err != nil || result != "done" {
-			t.Errorf("%q %v", result, err)
-		}
-	})
-	r.sleep()
-	other.faults.CutPubSub()
-	run.end("done", nil)
-	begun := time.Now()
-	wg.Wait()
-	require.Less(t, time.Since(begun), bound.Of(2*lease))
-}
-
 func TestAStoreThatIsAwayFailsClosed(t *testing.T) {
 	r := newRig(t)
 	p := r.process()

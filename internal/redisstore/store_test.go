@@ -394,6 +394,14 @@ func TestCheckServer(t *testing.T) {
 		return s.(store.Checker), a
 	}
 	server := redistest.Start(t)
+	// without is what CheckServer says to a user that lacks commands.
+	without := func(t *testing.T, commands ...any) error {
+		t.Helper()
+		user := append([]any{"ACL", "SETUSER", "u", "reset", "on", ">u", "~*", "&*", "+@all"}, commands...)
+		require.NoError(t, server.Client().Do(t.Context(), user...).Err())
+		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), Layout{})
+		return s.CheckServer(t.Context(), a)
+	}
 	for what, l := range map[string]Layout{"": {}, "Redisson": {Redisson: true}, "fenced": {Redisson: true, Fenced: true}} {
 		t.Run("leaves nothing"+what, func(t *testing.T) {
 			rdb := server.Client()
@@ -412,9 +420,7 @@ func TestCheckServer(t *testing.T) {
 		if !server.AtLeast(7, 0) {
 			redistest.NotTested(t, "Redis before 7 does not say where a script has failed")
 		}
-		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "u", "on", ">u", "~*", "&*", "+@all", "-time", "-publish").Err())
-		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), Layout{})
-		err := s.CheckServer(t.Context(), a)
+		err := without(t, "-time", "-publish")
 		require.ErrorContains(t, err, "draw a token")
 		require.ErrorContains(t, err, "call('TIME')")
 		require.ErrorContains(t, err, "tell a client")
@@ -427,14 +433,10 @@ func TestCheckServer(t *testing.T) {
 		}
 	})
 	t.Run("a grant of which nobody hears", func(t *testing.T) {
-		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "v", "on", ">v", "~*", "&*", "+@all", "-publish").Err())
-		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "v", "v" }), Layout{})
-		requireOneLine(t, s.CheckServer(t.Context(), a), "UNTOLD PUBLISH: ")
+		requireOneLine(t, without(t, "-publish"), "UNTOLD PUBLISH: ")
 	})
 	t.Run("says each cause once", func(t *testing.T) {
-		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "w", "on", ">w", "~*", "&*", "+@all", "-time", "-exists").Err())
-		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "w", "w" }), Layout{})
-		lines := strings.Split(s.CheckServer(t.Context(), a).Error(), "\n")
+		lines := strings.Split(without(t, "-time", "-exists").Error(), "\n")
 		for i, line := range lines {
 			require.True(t, strings.HasPrefix(line, "cannot "), line)
 			_, cause, _ := strings.Cut(line, ": ")
@@ -444,9 +446,7 @@ func TestCheckServer(t *testing.T) {
 		}
 	})
 	t.Run("says each right once", func(t *testing.T) {
-		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "x", "on", ">x", "~*", "&*", "+@all", "-hdel").Err())
-		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "x", "x" }), Layout{})
-		err := s.CheckServer(t.Context(), a)
+		err := without(t, "-hdel")
 		requireOneLine(t, err, "(the user needs +hdel: ")
 		require.NotContains(t, err.Error(), " -- ", "a comment of the script")
 	})

@@ -405,27 +405,13 @@ func TestErrorsMatchTheirKindAndTheirCauseAndNothingElse(t *testing.T) {
 	}
 }
 
-// endingContext is cancelled when somebody asks for its error from a moment on.
-type endingContext struct {
-	context.Context
-	cancel context.CancelFunc
-	from   time.Time
-}
-
-func (c endingContext) Err() error {
-	if !time.Now().Before(c.from) {
-		c.cancel()
-	}
-	return c.Context.Err()
-}
-
 func TestAWaitThatCloseEndsIsNoRefusalThoughItsContextEndsToo(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		_ = w.Enter(t.Context(), w.NewClient().NewLock("a"))
 		m := w.NewClient()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		waiting := w.Start(endingContext{ctx, cancel, time.Now().Add(time.Second)}, m.NewLock("a"))
+		waiting := w.Start(lateContext{ctx, cancel, time.Now().Add(time.Second)}, m.NewLock("a"))
 		stage.Pass(time.Second)
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)

@@ -224,24 +224,35 @@ func TestAnErrorOfAScriptIsTheErrorOfEval(t *testing.T) {
 	}
 }
 
-func TestEvalIsSentOnce(t *testing.T) {
+func TestEvalIsSentOnce(t *testing.T)      { isSentOnce(t, true) }
+func TestRunScriptIsSentOnce(t *testing.T) { isSentOnce(t, false) }
+
+// isSentOnce loses the answer to a script, of Eval inside of a section or of RunScript.
+func isSentOnce(t *testing.T, isInside bool) {
+	t.Helper()
 	w := onScripted(t, stage.OnShared(t))
 	for what, lose := range stage.Breaks {
 		p := w.deaf()
 		l := p.NewLock("a")
-		section := w.Enter(t.Context(), l)
-		_, err := l.Eval(section, incr, key("a"), 1)
+		ctx, run := t.Context(), l.RunScript
+		if isInside {
+			ctx, run = w.Enter(ctx, l), l.Eval
+		}
+		_, err := run(ctx, incr, key("a"), 1)
 		require.NoError(t, err)
 		rule := p.Faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(lose))
-		_, err = l.Eval(section, incr, key("a"), 1)
+		_, err = run(ctx, incr, key("a"), 1)
 		require.ErrorIs(t, err, relock.ErrUnsure, what)
 		require.ErrorIs(t, err, relock.ErrUnavailable, what)
 		require.Equal(t, 1, rule.Hits())
-		reply, err := l.Eval(section, incr, key("a"), 1)
+		reply, err := run(ctx, incr, key("a"), 1)
 		require.NoError(t, err)
 		require.Equal(t, "3", reply, what) // the first and the lost one, and this
 		require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
-		w.Leave(section, l)
+		if isInside {
+			w.Leave(ctx, l)
+		}
+		require.Empty(t, redistest.Keys(t, w.Plain), "nothing of the lock")
 	}
 }
 
@@ -491,25 +502,6 @@ func TestRunScriptInsideOfASection(t *testing.T) {
 	require.NoError(t, err, "nobody is in")
 	_, err = rw.RLocker().RunScript(t.Context(), incr, key("rw"), 1)
 	require.ErrorIs(t, err, relock.ErrInvalid, "a reader must not write")
-}
-
-func TestRunScriptIsSentOnce(t *testing.T) {
-	w := onScripted(t, stage.OnShared(t))
-	for what, lose := range stage.Breaks {
-		p := w.deaf()
-		l := p.NewLock("a")
-		_, err := l.RunScript(t.Context(), incr, key("a"), 1)
-		require.NoError(t, err)
-		rule := p.Faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(lose))
-		_, err = l.RunScript(t.Context(), incr, key("a"), 1)
-		require.ErrorIs(t, err, relock.ErrUnsure, what)
-		require.Equal(t, 1, rule.Hits())
-		reply, err := l.RunScript(t.Context(), incr, key("a"), 1)
-		require.NoError(t, err)
-		require.Equal(t, "3", reply, what) // the first and the lost one, and this
-		require.Equal(t, key("a"), redistest.Keys(t, w.Plain))
-		require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
-	}
 }
 
 // TestRunScriptWaitsForAServerThatIsAway has a server that is killed, and gives no locks after its start.

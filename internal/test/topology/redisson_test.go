@@ -105,13 +105,6 @@ func TestInAClusterRedissonIsHeardAndToldWhicheverPubSubItUses(t *testing.T) {
 		}
 	})
 	t.Run("for a user with the commands of the page", func(t *testing.T) { redissonUserInACluster(shared.In(t), names[0]) })
-	t.Run("a name whose key and channel are apart is refused", func(t *testing.T) {
-		p := shared.In(t).Peer(stage.InRedisson()...)
-		for _, name := range []string{"a}b", "a{b", "a{}b", "{"} {
-			_, err := p.NewLock(name).Lock(t.Context())
-			require.ErrorIs(t, err, relock.ErrInvalid)
-		}
-	})
 	t.Run("a waiter follows its slot", func(t *testing.T) { redissonFollowsItsSlot(t, shared) })
 }
 
