@@ -264,34 +264,28 @@ var failures = map[string]struct {
 	want []error
 }{
 	"TryLock of a held lock": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		return w.Begin(w.T.Context(), l.TryLock).Failure()
 	}, []error{relock.ErrLocked}},
 	"the wait of TryLockFor is over": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		return w.Begin(w.T.Context(), stage.TryFor(l, time.Second)).Failure()
 	}, []error{relock.ErrLocked}},
 	"the caller's deadline during Lock": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		ctx, cancel := context.WithTimeout(w.T.Context(), time.Second)
 		defer cancel()
 		return w.Start(ctx, l).Failure()
 	}, []error{relock.ErrLocked, context.DeadlineExceeded}},
 	"the caller's deadline during TryLockFor": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		ctx, cancel := context.WithTimeout(w.T.Context(), time.Second)
 		defer cancel()
 		return w.Begin(ctx, stage.TryFor(l, time.Hour)).Failure()
 	}, []error{relock.ErrLocked, context.DeadlineExceeded}},
 	"cancelled with a cause while waiting": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		ctx, cancel := context.WithCancelCause(w.T.Context())
 		a := w.Start(ctx, l)
 		cancel(errCause)
 		return a.Failure()
 	}, []error{relock.ErrLocked, context.Canceled, errCause}},
 	"cancelled with a cause while the store is silent": {func(w *stage.World, m *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		m.Link.Cut()
 		ctx, cancel := context.WithCancelCause(w.T.Context())
 		a := w.Start(ctx, l)
@@ -299,66 +293,54 @@ var failures = map[string]struct {
 		return a.Failure()
 	}, []error{context.Canceled, errCause, relock.ErrUnavailable}},
 	"cancelled before": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		ctx, cancel := context.WithCancel(w.T.Context())
 		cancel()
 		return w.Start(ctx, l).Failure()
 	}, []error{context.Canceled}},
 	"past its deadline before": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		ctx, cancel := context.WithTimeout(w.T.Context(), 0)
 		defer cancel()
 		return w.Begin(ctx, l.TryLock).Failure()
 	}, []error{context.DeadlineExceeded}},
 	"the deadline while the store is silent": {func(w *stage.World, m *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		m.Link.Cut()
 		ctx, cancel := context.WithTimeout(w.T.Context(), time.Second)
 		defer cancel()
 		return w.Start(ctx, l).Failure()
 	}, []error{context.DeadlineExceeded, relock.ErrUnavailable}},
 	"the end of the wait while the store is silent": {func(w *stage.World, m *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		m.Link.Cut()
 		return w.Begin(w.T.Context(), stage.TryFor(l, time.Second)).Failure()
 	}, []error{context.DeadlineExceeded, relock.ErrUnavailable}},
 	"the client is closed while waiting": {func(w *stage.World, m *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		a := w.Start(w.T.Context(), l)
 		_ = m.Close()
 		return a.Failure()
 	}, []error{relock.ErrClosed}},
 	"the client was closed": {func(w *stage.World, m *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		_ = m.Close()
 		return w.Begin(w.T.Context(), l.TryLock).Failure()
 	}, []error{relock.ErrClosed}},
 	"Unlock without Lock": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		return l.Unlock(w.T.Context())
 	}, []error{relock.ErrNotHeld}},
 	"Extend without Lock": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		return l.Extend(w.T.Context(), time.Second)
 	}, []error{relock.ErrNotHeld}},
 	"Token without Lock": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		_, err := l.Token(w.T.Context())
 		return err
 	}, []error{relock.ErrNotHeld}},
 	"ForceUnlock of a free lock": {func(w *stage.World, m *stage.Member, _ *relock.Lock) error {
-		w.T.Helper()
 		return m.NewLock("free").ForceUnlock(w.T.Context())
 	}, []error{relock.ErrNotHeld}},
 	"Unlock of a lost lock": {func(w *stage.World, m *stage.Member, _ *relock.Lock) error {
-		w.T.Helper()
 		other := m.NewLock("other")
 		ctx := w.Enter(w.T.Context(), other)
 		require.NoError(w.T, other.ForceUnlock(w.T.Context()))
 		return other.Unlock(ctx)
 	}, []error{relock.ErrLockLost}},
 	"Lock in a section that was lost": {func(w *stage.World, m *stage.Member, _ *relock.Lock) error {
-		w.T.Helper()
 		other := m.NewLock("other")
 		ctx := w.Enter(w.T.Context(), other)
 		require.NoError(w.T, other.ForceUnlock(w.T.Context()))
@@ -366,17 +348,14 @@ var failures = map[string]struct {
 		return w.Start(context.WithoutCancel(ctx), other).Failure()
 	}, []error{relock.ErrLockLost}},
 	"too few replicas": {func(w *stage.World, m *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		m.Link.Once(stage.Refuse(store.ErrNotReplicated), stage.CmdWait)
 		return w.Start(w.T.Context(), l).Failure()
 	}, []error{relock.ErrNotReplicated}},
 	"another kind of lock": {func(w *stage.World, m *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		m.Link.Once(stage.Refuse(store.ErrKind), stage.CmdTry)
 		return w.Begin(w.T.Context(), l.TryLock).Failure()
 	}, []error{relock.ErrKind}},
 	"a wrong wait": {func(w *stage.World, _ *stage.Member, l *relock.Lock) error {
-		w.T.Helper()
 		return w.Begin(w.T.Context(), stage.TryFor(l, -time.Second)).Failure()
 	}, []error{relock.ErrInvalid}},
 }
