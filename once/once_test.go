@@ -405,13 +405,11 @@ func TestAPermanentErrorIsStored(t *testing.T) {
 func TestAnInterruptedAttemptIsTold(t *testing.T) {
 	for what, interrupt := range map[string]func(t *testing.T, p *process, key string){
 		"panic": func(t *testing.T, p *process, key string) {
-			t.Helper()
 			require.PanicsWithValue(t, "oh", func() {
 				_, _, _ = once.Do(t.Context(), p.Once, key, func(context.Context, once.Attempt) (int, error) { panic("oh") })
 			})
 		},
 		"end of the goroutine": func(t *testing.T, p *process, key string) {
-			t.Helper()
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				_, _, _ = once.Do(t.Context(), p.Once, key, func(context.Context, once.Attempt) (int, error) {
@@ -422,7 +420,6 @@ func TestAnInterruptedAttemptIsTold(t *testing.T) {
 			wg.Wait()
 		},
 		"error after the end of the context": func(t *testing.T, p *process, key string) {
-			t.Helper()
 			ctx, cancel := context.WithCancel(t.Context())
 			_, _, err := once.Do(ctx, p.Once, key, func(ctx context.Context, _ once.Attempt) (int, error) {
 				cancel()

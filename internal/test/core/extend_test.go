@@ -95,26 +95,22 @@ func TestAnUnlockAfterExtendCountsOnTheLongestLease(t *testing.T) {
 func TestAnExtendThatIsRefusedHasAskedForNoLease(t *testing.T) {
 	for name, refused := range map[string]func(w *stage.World, m *stage.Member, l *relock.Lock, section context.Context){
 		"its entry is left": func(w *stage.World, _ *stage.Member, l *relock.Lock, section context.Context) {
-			w.T.Helper()
 			inner := w.Enter(section, l)
 			w.Leave(inner, l)
 			require.ErrorIs(w.T, l.Extend(inner, time.Hour), relock.ErrNotHeld)
 		},
 		"its context is done": func(w *stage.World, _ *stage.Member, l *relock.Lock, section context.Context) {
-			w.T.Helper()
 			ctx, cancel := context.WithCancel(section)
 			cancel()
 			require.ErrorIs(w.T, l.Extend(ctx, time.Hour), context.Canceled)
 		},
 		"its client is closed": func(w *stage.World, m *stage.Member, l *relock.Lock, section context.Context) {
-			w.T.Helper()
 			require.NoError(w.T, m.Close())
 			for _, ctx := range []context.Context{section, context.WithoutCancel(section)} {
 				require.ErrorIs(w.T, l.Extend(ctx, time.Hour), relock.ErrClosed)
 			}
 		},
 		"its length is wrong": func(w *stage.World, _ *stage.Member, l *relock.Lock, section context.Context) {
-			w.T.Helper()
 			for _, d := range []time.Duration{-1, 0, relock.MinTTL - time.Millisecond, time.Second + 1, relock.MaxTTL + time.Millisecond} {
 				require.ErrorIs(w.T, l.Extend(section, d), relock.ErrInvalid)
 			}

@@ -364,7 +364,6 @@ func endsOf(r *stage.Recorder, name string) map[relock.Holder][]string {
 func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 	for name, do := range map[string]func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock){
 		"its Unlock is on the way": func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock) {
-			t.Helper()
 			section := w.Enter(t.Context(), l)
 			m.Link.On(stage.Delay(0, time.Second), stage.CmdRelease)
 			unlocking := w.Begin(section, stage.Unlock(l))
@@ -372,7 +371,6 @@ func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 			_ = unlocking.Section()
 		},
 		"it is unlocked while Close waits for something else": func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock) {
-			t.Helper()
 			_ = w.Enter(t.Context(), w.NewClient().NewLock("b"))
 			waiting := w.Start(t.Context(), m.NewLock("b"))
 			m.Link.On(stage.Delay(0, 10*time.Millisecond), stage.CmdForget, stage.CmdRelease)
@@ -384,7 +382,6 @@ func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 			require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
 		},
 		"its renewal finds it lost": func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock) {
-			t.Helper()
 			_ = w.Enter(t.Context(), l)
 			stage.Pass(time.Second) // from now on the store is watched
 			renewal := m.Link.On(stage.Delay(0, 2*time.Second), stage.CmdRenew)

@@ -21,17 +21,14 @@ import (
 func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock, tape *stage.Tape){
 		"its caller gave up": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
-			t.Helper()
 			tape.Keep(stage.CmdWait)
 			w.GiveUp(t.Context(), l.Lock)
 		},
 		"a later attempt had the lock, and it was unlocked": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
-			t.Helper()
 			tape.Keep(stage.CmdWait)
 			require.NoError(t, l.Unlock(w.Enter(t.Context(), l)))
 		},
 		"and it was lost": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
-			t.Helper()
 			tape.Keep(stage.CmdTry)
 			section, err := l.TryLock(t.Context())
 			require.NoError(t, err)
@@ -40,14 +37,12 @@ func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 			w.LostBecause(section, event.LossTaken)
 		},
 		"its lease was over before it began, and the next one was unlocked": func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock, tape *stage.Tape) {
-			t.Helper()
 			tape.Keep(stage.CmdWait)
 			m.Link.Once(stage.Delay(0, 2*relock.DefaultTTL), stage.CmdWait)
 			require.NoError(t, l.Unlock(w.Enter(t.Context(), l)))
 			require.Equal(t, 2, m.Link.Sent(stage.CmdWait))
 		},
 		"and it was handed off to nobody": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
-			t.Helper()
 			tape.Keep(stage.CmdWait)
 			_, err := ticket.HandOff(w.Enter(t.Context(), l), l)
 			require.NoError(t, err)
@@ -269,11 +264,9 @@ func TestANestedCallDoesNotEnterAHoldThatIsOver(t *testing.T) {
 	}{
 		"its lease ran out": {func(*testing.T, *stage.World, *stage.Member, context.Context) {}, relock.ErrLockLost},
 		"unlocked": {func(t *testing.T, _ *stage.World, m *stage.Member, outer context.Context) {
-			t.Helper()
 			require.NoError(t, m.NewLock("a").Unlock(outer))
 		}, relock.ErrReleased},
-		"closed": {func(t *testing.T, _ *stage.World, m *stage.Member, _ context.Context) {
-			t.Helper()
+		"closed": {func(_ *testing.T, _ *stage.World, m *stage.Member, _ context.Context) {
 			m.Client.Close()
 		}, relock.ErrClosed},
 	} {

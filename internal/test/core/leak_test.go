@@ -208,13 +208,11 @@ func TestASectionInUseIsNoLeak(t *testing.T) {
 func TestNothingIsALeakThatHasEnded(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, w *stage.World, l *relock.Lock){
 		"unlocked": func(t *testing.T, _ *stage.World, l *relock.Lock) {
-			t.Helper()
 			section, err := l.Lock(context.Background())
 			require.NoError(t, err)
 			require.NoError(t, l.Unlock(section))
 		},
 		"lost": func(t *testing.T, w *stage.World, l *relock.Lock) {
-			t.Helper()
 			section, err := l.Lock(context.Background())
 			require.NoError(t, err)
 			stage.Pass(time.Second)
@@ -222,7 +220,6 @@ func TestNothingIsALeakThatHasEnded(t *testing.T) {
 			w.LostBecause(section, event.LossTaken)
 		},
 		"refused": func(t *testing.T, w *stage.World, l *relock.Lock) {
-			t.Helper()
 			keep := w.NewClient().NewLock("a")
 			section := w.Enter(t.Context(), keep)
 			_, err := l.TryLock(context.Background())

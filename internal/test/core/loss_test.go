@@ -107,11 +107,9 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 	losses := map[string]func(t *testing.T, w *stage.World, l *relock.Lock){
 		"the store loses the hold": func(_ *testing.T, w *stage.World, _ *relock.Lock) { w.Store.Lose("a") },
 		"ForceUnlock": func(t *testing.T, _ *stage.World, l *relock.Lock) {
-			t.Helper()
 			require.NoError(t, l.ForceUnlock(t.Context()))
 		},
 		"another hold has the lock": func(t *testing.T, w *stage.World, _ *relock.Lock) {
-			t.Helper()
 			w.Store.Lose("a")
 			_, err := w.Store.Try(t.Context(), store.Claim{Name: "a", ID: "other:1:1", TTL: time.Hour, Limit: 1})
 			require.NoError(t, err)
@@ -216,12 +214,10 @@ func (s *countedWatch) Watch(client string, doubt func(store.ID)) (stop func()) 
 func TestADoneContextStopsRenewal(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T) (context.Context, func()){
 		"cancelled": func(t *testing.T) (context.Context, func()) {
-			t.Helper()
 			ctx, cancel := context.WithCancel(t.Context())
 			return ctx, func() { stage.Pass(31 * time.Second); cancel() }
 		},
 		"its deadline is over": func(t *testing.T) (context.Context, func()) {
-			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 31*time.Second)
 			t.Cleanup(cancel)
 			return ctx, func() { stage.Pass(31 * time.Second) }

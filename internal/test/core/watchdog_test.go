@@ -168,11 +168,9 @@ func TestALeaseHasOneRenewalInFlight(t *testing.T) {
 func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
 	for name, end := range map[string]func(w *stage.World, l *relock.Lock, section context.Context){
 		"lost": func(w *stage.World, _ *relock.Lock, section context.Context) {
-			w.T.Helper()
 			w.LostBecause(section, event.LossExpired)
 		},
 		"unlocked": func(w *stage.World, l *relock.Lock, section context.Context) {
-			w.T.Helper()
 			stage.Pass(relock.DefaultTTL/3 + time.Second)
 			require.Error(w.T, l.Unlock(section))
 		},
