@@ -10,8 +10,9 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Wait implements [store.Store]. Wait calls progress once for each place that the hold takes in the
-// queue. A wait that ends with ctx takes its place back, unless an interruption prevents that.
+// Wait implements [store.Store]. Wait looks again once in a lease of its own, as in a store that can
+// lose a message, and calls progress at each look. A wait that ends with ctx takes its place back,
+// unless an interruption prevents that.
 func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Progress)) (l store.Lease, err error) {
 	for {
 		var h *hold
@@ -32,9 +33,14 @@ func (s *Store) Wait(ctx context.Context, a store.Claim, progress func(store.Pro
 			return l, nil
 		}
 		progress(p)
+		again := time.NewTimer(a.TTL)
 		select {
 		case <-h.moved:
+		case <-again.C:
 		case <-ctx.Done():
+		}
+		again.Stop()
+		if ctx.Err() != nil {
 			return l, s.giveUp(a, lifetime.Ended(ctx))
 		}
 	}
