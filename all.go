@@ -318,7 +318,7 @@ func (j *joint) oneByOne(wait time.Duration, begun time.Time) (context.Context, 
 
 // atOnce takes all locks in one step. Without done, nothing was entered, and the locks are to be
 // taken one by one: the store cannot take them in one step, or some lock is taken and the caller
-// waits.
+// waits, or a client keeps the lock.
 func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, err error) {
 	several, c := j.several(), j.locks.locks[0].client
 	if several == nil || !c.group.Enter() {
@@ -348,7 +348,7 @@ func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, er
 	if errors.Is(err, store.ErrUnsure) {
 		abandonAll(calls)
 	}
-	if errors.Is(err, errors.ErrUnsupported) || wait != 0 && ctx.Err() == nil {
+	if errors.Is(err, errors.ErrUnsupported) || headIn(err) != "" || wait != 0 && ctx.Err() == nil {
 		return nil, false, nil
 	}
 	return nil, true, refuseAll(ctx, start, calls, err)
@@ -367,7 +367,7 @@ func abandonAll(calls []*acquiring) {
 func (j *joint) several() store.Several {
 	c := j.locks.locks[0].client
 	for _, lock := range j.locks.locks {
-		if lock.client != c || lock.claim.Kind != store.Mutex {
+		if lock.client != c || lock.claim.Kind != store.Mutex || lock.settings.keep > 0 {
 			return nil
 		}
 	}

@@ -41,8 +41,9 @@ func (l *Lock) Ask(ctx context.Context) error {
 
 // Wanted returns a channel that is closed when somebody asks for the lock of the section around
 // ctx, see [Lock.Ask]. A holder that works for long looks there where it can stop, leaves the
-// section, and takes the lock again behind whoever waits. What was asked before the first call of
-// Wanted in a hold is not heard. All entries of a hold have the same channel.
+// section, and takes the lock again behind whoever waits. Whoever is refused by a lock [WithKeep]
+// asks by itself. What was asked before the first call of Wanted in a hold is not heard. All
+// entries of a hold have the same channel.
 //
 // The channel is nil, so that a receive blocks, outside of a section, in a borrowed section, and
 // with a store that cannot tell, see [Lock.Ask].
@@ -84,13 +85,14 @@ type asks struct {
 	stop func() // ends the watch; nil: there is none
 }
 
-// hearAsks begins or ends the watch for asks: it lasts while a hold has a channel of Wanted.
+// hearAsks begins or ends the watch for asks: it lasts while a hold has a channel of Wanted, and
+// for good from the first lock WithKeep on.
 func (c *Client) hearAsks() {
 	c.asks.mu.Lock()
 	defer c.asks.mu.Unlock()
 	t := &c.table
 	t.mu.Lock()
-	need := len(t.hearing) > 0 && !t.closed
+	need := (t.hadHead || len(t.hearing) > 0) && !t.closed
 	t.mu.Unlock()
 	switch {
 	case need && c.asks.stop == nil:
@@ -101,11 +103,19 @@ func (c *Client) hearAsks() {
 	}
 }
 
-// asked tells the hold with an ID that its lock is wanted.
+// asked tells the hold with an ID that its lock is wanted. Without an ID a request may have been
+// lost, for any of the heads.
 func (c *Client) asked(id store.ID) {
 	t := &c.table
+	if id == "" {
+		t.each(t.heads, t.keepNoLongerLocked)
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if head := c.headLocked(id); head != nil {
+		t.yieldLocked(head)
+	}
 	h := c.findLocked(id)
 	if w := t.hearing[h]; w != nil && h.state == held && !w.heard {
 		w.heard = true

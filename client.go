@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -95,10 +96,26 @@ func (c *Client) use(s store.Store) (*Client, error) {
 	c.store = s
 	racing, is := s.(store.Racing)
 	c.races = is && racing.Races()
-	if _, err := s.Check(store.Claim{Name: "check", TTL: c.settings.ttl, Limit: 1, Acks: c.settings.acks}); err != nil {
-		return nil, asInvalid(err)
+	claim := store.Claim{Name: "check", TTL: c.settings.ttl, Limit: 1, Acks: c.settings.acks, Keeps: c.settings.keep > 0}
+	if _, err := c.checkClaim(claim); err != nil {
+		return nil, err
 	}
 	return c, nil
+}
+
+// checkClaim returns a claim in the spelling of the store, or the reason why it cannot be served.
+func (c *Client) checkClaim(a store.Claim) (store.Claim, error) {
+	if a.Keeps {
+		_, is := c.store.(store.Asking)
+		switch {
+		case a.Kind != store.Mutex:
+			return a, invalid("WithKeep: it is for mutexes, and not for %s; WithKeep(0) takes it back", a.Kind)
+		case !is, c.races:
+			return a, invalid("WithKeep: %w: the store has no queue, or cannot tell a client that somebody wants its lock", errors.ErrUnsupported)
+		}
+	}
+	a, err := c.store.Check(a)
+	return a, asInvalid(err)
 }
 
 // NewLock returns the lock called name, 1 to [MaxNameLen] bytes. NewLock does not talk to the
@@ -137,9 +154,8 @@ func (c *Client) newLock(claim store.Claim, options []Option) *Lock {
 	}
 	if l.err = checkName(claim.Name); l.err == nil {
 		claim.Report = (*reporter)(l)
-		claim.TTL, claim.Delay, claim.Acks = l.settings.ttl, l.settings.delay, l.settings.acks
-		l.claim, l.err = c.store.Check(claim)
-		l.err = asInvalid(l.err)
+		claim.TTL, claim.Delay, claim.Acks, claim.Keeps = l.settings.ttl, l.settings.delay, l.settings.acks, l.settings.keep > 0
+		l.claim, l.err = c.checkClaim(claim)
 	}
 	return l
 }
@@ -220,7 +236,7 @@ func (t *table) close(c *Client) (todo []func()) {
 	c.end(ErrClosed)
 	t.mu.Unlock()
 	todo = append(todo, c.reportLeaks, c.hearAsks)
-	t.each(func(h *hold) {
+	t.each(t.holds, func(h *hold) {
 		if h.state == over { // and has passed its lease on
 			return
 		}
@@ -231,7 +247,7 @@ func (t *table) close(c *Client) (todo []func()) {
 		if report := t.endEventLocked(h, nil); report != nil {
 			c.events.Emit(report)
 		}
-		if h.state == held && c.settings.releaseOnClose {
+		if h.state == held && (h.kept || c.settings.releaseOnClose) {
 			t.finishLocked(h, ErrClosed)
 			claim := h.lease.Claim
 			todo = append(todo, func() { c.cleanup.add(h, claim, h.longest()) })

@@ -111,6 +111,13 @@ func (l *loss) report() {
 	}
 	c.cleanup.addAfter(delay, h, h.lease.Claim, h.longest())
 	c.reportLeaks()
+	if h.kept { // no section is lost
+		if l.err.Reason == event.LossTaken && h.since.After(h.lease.Sent) { // the store has confirmed nothing since the last section
+			c.log(h.logger, slog.LevelWarn, "relock: a lock was lost while it was kept, or in its last section",
+				slog.String("lock", h.name), slog.String("holder", h.holder.String()))
+		}
+		return
+	}
 	c.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.name), slog.String("holder", h.holder.String()),
 		slog.Int64("token", l.err.Token), slog.String("reason", string(l.err.Reason)))
 	if l.event != nil {
@@ -151,7 +158,7 @@ func (t *table) finishLocked(h *hold, end error) {
 	t.removeLocked(h)
 	t.foundLocked(h)
 	t.stopHearingLocked(h)
-	t.stepDownLocked(h)
+	t.leaveLineLocked(h)
 	if reader := h.around; reader != nil && reader.isReader() { // which sees what this writer has written
 		reader.token = 0
 		reader.inside++
@@ -173,7 +180,7 @@ func (t *table) releaseLocked(h *hold, end, err error) {
 func (t *table) endEventLocked(h *hold, err error) func() {
 	t.endTracesLocked(h, err)
 	hooks := &h.hooks
-	if hooks.Closed == nil && hooks.Lost == nil && hooks.Released == nil {
+	if h.kept || hooks.Closed == nil && hooks.Lost == nil && hooks.Released == nil {
 		return nil
 	}
 	e := event.Closed{

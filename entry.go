@@ -222,14 +222,14 @@ func (h *hold) dropLocked(e *entry) {
 }
 
 // isWorkedInLocked says whether anybody still works in a section of h, or has worked there until
-// the Unlock that is about to take the entry out of h.
+// the Unlock that is about to take the entry out of h, or the client keeps the lock.
 func (t *table) isWorkedInLocked(h *hold) bool {
 	for e := h.newest; e != nil; e = e.older {
 		if e.worked || e.ctx.Err() == nil {
 			return true
 		}
 	}
-	return false
+	return h.kept
 }
 
 // cancelsLocked returns the functions that end the contexts of h, newest entry first.

@@ -149,8 +149,9 @@ func (l *Lock) runFree(ctx context.Context, s store.Scripts, run store.Script) (
 // TryLockIf returns a [*DeclinedError] with the reply. "return true, redis.call('GET', KEYS[1])"
 // keeps the lock.
 //
-// After a lost answer the script runs again for the same call: it must do no harm twice. An error
-// of the script is returned, and leaves no lock.
+// After a lost answer, and where another client may keep the lock, see [WithKeep], the script runs
+// again for the same call: it must do no harm twice. An error of the script is returned, and leaves
+// no lock.
 //
 // TryLockIf is for a mutex. Inside a section of the same lock it is [ErrInvalid]. All else is as
 // for TryLock.

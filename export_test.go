@@ -46,3 +46,10 @@ func (w *WallClock) Leap(d time.Duration) {
 
 // Looks returns how often the clock was read.
 func (w *WallClock) Looks() int { return int(w.looks.Load()) }
+
+// Lines returns how many lines of locks, and heads of lines WithKeep, the client has.
+func (c *Client) Lines() int {
+	c.table.mu.Lock()
+	defer c.table.mu.Unlock()
+	return len(c.table.lines) + len(c.table.heads)
+}

@@ -17,6 +17,7 @@ type hold struct {
 	around *hold // in the other mode, of a read-write lock; nil: none
 	*settings
 	leader bool // begun by package leader
+	kept   bool // has no entry: the client keeps the lock, see pass.go
 
 	// Guarded by the table's mutex.
 	state      holdState
@@ -76,13 +77,15 @@ type table struct {
 	lines   map[string]*line    // by the store's name of the lock
 	leaks   []*entry            // to be reported now
 	hearing map[*hold]*listener // of the holds that listen for asks; nil: there was none
+	heads   map[string]*hold    // of the lines WithKeep, by numberOf
+	hadHead bool                // there was such a head, so the client listens for asks
 
 	generation int32 // counts calls of nextGenerationLocked
 	survivors  int   // the holds of earlier generations
 }
 
 func newTable() table {
-	return table{start: time.Now(), wall: wallClock, holds: make(map[string]*hold), lines: make(map[string]*line)}
+	return table{start: time.Now(), wall: wallClock, holds: make(map[string]*hold), lines: make(map[string]*line), heads: make(map[string]*hold)}
 }
 
 // wallClock returns at without the reading of the monotonic clock.
@@ -123,13 +126,13 @@ func (t *table) nextGenerationLocked() {
 	t.survivors = len(t.holds)
 }
 
-// each calls f with each hold, with the mutex held. Nothing else may look at all holds: each lets
-// others have the mutex after lookAtMost holds. A hold that begins meanwhile may be left out.
-func (t *table) each(f func(h *hold)) {
+// each calls f with each hold or head, with the mutex held. Nothing else may look at all holds: each
+// lets others have the mutex after lookAtMost holds. A hold that begins meanwhile may be left out.
+func (t *table) each(holds map[string]*hold, f func(h *hold)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := 0
-	for _, h := range t.holds {
+	for _, h := range holds {
 		f(h)
 		if n++; n%lookAtMost == 0 {
 			t.mu.Unlock()
@@ -173,7 +176,7 @@ func (h *hold) nextTTLLocked(now time.Time) time.Duration {
 	if h.fixed {
 		return 0
 	}
-	if h.maxHold == 0 {
+	if h.maxHold == 0 || h.kept {
 		return h.ttl
 	}
 	left := min(h.ttl, h.since.Add(h.maxHold).Sub(now).Truncate(time.Millisecond))

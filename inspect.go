@@ -218,6 +218,9 @@ type State struct {
 	// waiters), and in [Client.List].
 	Queue []Waiter
 	Mode  event.Mode // of Holder
+	// Kept says that this client keeps the lock, and nobody works in it, see [WithKeep]. Holder was the
+	// last one.
+	Kept bool
 	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose
 	// lease ends first.
 	Others []Held
@@ -291,6 +294,7 @@ func (l *Lock) stateOf(s store.State) State {
 	state := State{Count: s.Count, Token: s.Token, Waiters: s.Waiters}
 	if s.Owner != "" {
 		state.Holder, state.TTL, state.Mode = l.client.holderOf(s.Owner), s.TTL, modeOf(l.claim.Kind, s.Limit)
+		state.Kept = l.client.keeps(s.Owner)
 	}
 	for _, held := range s.Others {
 		state.Others = append(state.Others, Held{
@@ -344,7 +348,13 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return l.each(ctx, "force unlock", holds, l.client.store.Break)
+	return l.each(ctx, "force unlock", holds, func(ctx context.Context, claim store.Claim) error {
+		if isHeadID(claim.ID) { // the next section would begin with its lease, without a command
+			l.client.asked(claim.ID)
+			l.client.request(ctx, claim, claim.ID, requestLimit)
+		}
+		return l.client.store.Break(ctx, claim)
+	})
 }
 
 // holds returns a claim for each hold that has the lock. If there is none, the error is ErrNotHeld.

@@ -112,7 +112,8 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // TryLock returns a [*LockedError] at once. TryLock does not queue, and does not overtake queued
 // waiters: a free lock goes to the queue first. A waiter that has just given up counts as queued
 // for as long as a message takes. (With [WithRedissonLayout] a free lock goes to the first caller
-// to ask.) All else is as for [Lock.Lock].
+// to ask. A lock that another client keeps, see [WithKeep], is asked for, and the refusal comes 10
+// ms later.) All else is as for [Lock.Lock].
 //
 // A store that gives no answer is [ErrUnavailable] after 2 s (2.1 at most), and the time of
 // [WithReplicaAcks] and [WithAOFAcks]. With Redis each of three attempts takes at most a third of
@@ -219,7 +220,7 @@ func (a *acquiring) aborted(around *entry) {
 func (a *acquiring) abandon(unsure bool) {
 	h, c := a.hold, a.lock.client
 	c.table.mu.Lock()
-	c.table.stepDownLocked(h)
+	c.table.leaveLineLocked(h)
 	c.table.unpassLocked(h)
 	claim := h.lease.Claim
 	c.table.mu.Unlock()
@@ -314,12 +315,22 @@ func (a *acquiring) enterFirst(around *entry) error {
 	return a.enter(ctx, h, lease, a.unanswered(ctx, err))
 }
 
-// takeTurn waits in the line of h, if the store wants one, and asks the store.
+// takeTurn waits in the line of the lock, if the lock has one, and asks the store, unless the head
+// has passed its lease on to h.
 func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) {
-	if c := a.lock.client; a.wait != 0 && h.around == nil && c.races {
-		if err := c.table.waitTurn(ctx, h, a.progress); err != nil {
+	c := a.lock.client
+	keeps := h.keep > 0 && !h.leader && a.userScript == nil
+	if races := a.wait != 0 && h.around == nil && c.races; keeps || races {
+		if err := c.table.waitTurn(ctx, h, a.wait == 0, a.progress); err != nil {
 			return store.Lease{}, err
 		}
+	}
+	if h.passing.inherited {
+		return h.lease, nil
+	}
+	if keeps {
+		c.hearAsks()
+		defer time.AfterFunc(answerLimit, func() { c.table.yield(h) }).Stop() // for those behind h
 	}
 	return a.sendClaim(ctx, h, h.lease.Claim)
 }
@@ -352,25 +363,36 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 // claim, or the claim of the hold that has passed its lease on to h.
 func (a *acquiring) sendClaim(ctx context.Context, h *hold, claim store.Claim) (lease store.Lease, err error) {
 	c := a.lock.client
-	h.lease.Claim = claim
+	h.passing.inherited = false
+	h.setClaim(claim)
 	switch {
 	case a.userScript != nil:
-		lease, err = a.userScript(ctx, claim)
+		c.table.freeKept(ctx, claim)
+		lease, err = h.insist(ctx, claim, a.userScript)
 	case a.wait == 0:
-		lease, err = c.store.Try(ctx, claim)
+		lease, err = h.insist(ctx, claim, c.store.Try)
 	default:
 		a.placed = false
 		lease, err = c.store.Wait(ctx, claim, func(p store.Progress) {
 			a.progress(p)
 			c.table.noteRefusal(h, p.Busy)
+			a.lock.requestSoon(p)
 		})
 	}
 	if err != nil {
 		a.refusedBy(err)
 		return lease, err
 	}
-	h.lease.Claim = lease.Claim
+	h.setClaim(lease.Claim)
 	return lease, nil
+}
+
+// setClaim notes the claim of a hold that has not begun. A claim with the same ID stays as it is,
+// as other calls may read the claim of a head.
+func (h *hold) setClaim(claim store.Claim) {
+	if h.lease.ID != claim.ID {
+		h.lease.Claim = claim
+	}
 }
 
 // isEnough says whether the watchdog has time to renew a new lease.
@@ -434,7 +456,11 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	}
 	defer t.mu.Unlock()
 	h.lease, h.token, h.since, h.state = lease, lease.Token, now, held
-	t.stepDownLocked(h)
+	if h.keep > 0 {
+		t.beginKeepingLocked(h)
+	} else {
+		t.leaveLineLocked(h)
+	}
 	t.enterLocked(e, section)
 	t.addLocked(h)
 	t.scheduleLocked(h, now)
@@ -464,7 +490,8 @@ func (l *Lock) opError(op string, holder Holder, err error) error {
 //     left before. Nothing was changed, and outer sections keep their entries.
 //   - [ErrLockLost]: the lock was lost before this Unlock. The last steps of the section may have
 //     happened without the lock. (An Unlock that hands the lock on inside the process does not ask
-//     the store. If the store has lost the lock by then, the next section is told so.)
+//     the store. If the store has lost the lock by then, the next section is told so. Nor does an
+//     Unlock ask that keeps the lock, see [WithKeep]: then the log says so, when the client finds it.)
 //   - [ErrClosed]: Close has freed the lock, see [WithReleaseOnClose].
 //   - [ErrInvalid]: the name or the options of the lock are wrong. Nothing was changed.
 //   - any other: the store did not confirm. After the last entry, cleanup takes the lock back in
@@ -538,24 +565,36 @@ func (h *hold) exit(e *entry) (exit, error) {
 	return exitLast, nil
 }
 
-func (h *hold) leave(ctx context.Context, rest exit) (err error) {
+func (h *hold) leave(ctx context.Context, rest exit) error {
 	switch rest {
 	case exitInner:
 		return h.leaveInner(ctx)
 	case exitLast:
-		limited := lifetime.Until(ctx, unlockBy(time.Now(), h.lease))
-		defer limited.Stop()
-		answer := errAborted
-		defer func() { err = h.freed(answer) }()
-		if h.pass() {
-			answer = nil
+		if h.keep > 0 && h.keepOn() {
 			return nil
 		}
-		answer = h.client.store.Release(limited, h.lease)
-		return nil
+		return h.free(ctx)
 	default:
 		return nil
 	}
+}
+
+// free ends h after its last exit: the next wait of the run gets the lease, or the store gets it
+// back.
+func (h *hold) free(ctx context.Context) (err error) {
+	limited := lifetime.Until(ctx, unlockBy(time.Now(), h.lease))
+	defer limited.Stop()
+	answer := errAborted
+	defer func() { err = h.freed(answer) }()
+	if h.pass() {
+		answer = nil
+		return nil
+	}
+	if h.keep > 0 {
+		defer time.AfterFunc(slowRelease, func() { h.client.table.yield(h) }).Stop()
+	}
+	answer = h.client.store.Release(limited, h.lease)
+	return nil
 }
 
 // freed ends a hold with the store's answer to its release.

@@ -155,3 +155,19 @@ func TestLocksOfClientsThatPassThemOnKeepThePromises(t *testing.T) {
 	h.Without[locktest.Names] = "the store knows the hold that has got the lock from it"
 	h.Run(t)
 }
+
+func TestNoLineIsLeftOfALockThatWasKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, mem.New(), relock.WithKeep(time.Second))
+		l := c.NewLock("a")
+		for range 3 {
+			require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		}
+		require.Equal(t, 2, c.Lines(), "the line, and its head")
+		<-time.After(time.Second)
+		synctest.Wait()
+		require.Zero(t, c.Lines())
+		require.NoError(t, l.Do(t.Context(), func(context.Context) error { <-time.After(time.Minute); return nil }))
+		require.Zero(t, c.Lines(), "the time was over")
+	})
+}

@@ -57,6 +57,7 @@ type settings struct {
 	maxHold      time.Duration // 0: no limit
 	delay        time.Duration // of WithLockDelay
 	maxWaiters   int           // 0: no limit
+	keep         time.Duration // of WithKeep; 0: free the lock with its Unlock
 	acks         store.Acks
 	localReentry bool
 	logger       *slog.Logger // nil: log nothing
@@ -98,6 +99,12 @@ func (s settings) with(options []Option, allowed ...scope) (settings, error) {
 			"or take it back with WithMaxHold(0)", s.maxHold, s.ttl)
 	case s.maxHold > 0 && s.maxHold < s.ttl:
 		s.err = invalid("WithMaxHold(%s): must be at least the TTL (%s)", s.maxHold, s.ttl)
+	case s.keep > 0 && s.fixed:
+		s.err = invalid("WithKeep(%s) with WithFixedLease(%s): nobody renews a fixed lease; leave one of them out, or take the first back with WithKeep(0)",
+			s.keep, s.ttl)
+	case s.keep > 0 && s.maxWaiters > 0:
+		s.err = invalid("WithKeep(%s) with WithMaxWaiters(%d): calls of one client wait in no queue; leave one of them out, or take the first back with WithKeep(0)",
+			s.keep, s.maxWaiters)
 	case r.Redisson && r.hasPrefix:
 		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", r.Prefix)
 	case r.Redisson && r.Delay > 0:
@@ -228,6 +235,47 @@ func WithMaxWaiters(n int) Option {
 			s.check(invalid("WithMaxWaiters(%d): must be at least 1, or 0 for no limit", n))
 		}
 		s.maxWaiters = n
+	}}
+}
+
+// WithKeep makes the client keep the lock after the last Unlock, until somebody else asks for the
+// lock, and for d at most: the next Lock of this client enters without a command. WithKeep is for a
+// lock that one process takes again and again, and others seldom, such as the cart of a session.
+// Where others want the lock all the time it costs messages, and wins nothing. As an option of a
+// client it keeps each name that was locked, and renews the lease of each.
+//
+// For others a lock that is kept is taken, and a crash costs a lease, as ever. In this process no
+// section is open, and [State.Kept] is true. A call elsewhere asks the client by a message, as
+// [Lock.Ask] does, and the client frees the lock at once, or at the end of the section in progress.
+// If the message is lost, the call asks again when it looks at the store next, at the end of the
+// lease at the latest. A TryLock elsewhere asks, and tries once more 10 ms later.
+//
+// Calls of this client stand in a line in the process, first come, first served. They pass the lock
+// on without a command if their TTL, [WithLockDelay] and acks are the same. The line ends when
+// another client, or a call without WithKeep, asks for the lock: whoever asks comes first, and
+// those in the line go to the queue in the store, together, and may change places among each other.
+// Then the order is that of the queue, and nothing is kept, until the client has no call and no
+// section of the lock for a moment.
+//
+// A lock that was granted out of the queue is not kept, nor one of a leader, one whose ticket is
+// open, or one whose lease is in doubt or half over. The loss of a kept lock ends no section: the
+// next Lock asks the store. If the client does not know of the loss yet, as after a failover, a
+// section may begin beside another one, and is told at the next renewal; an Unlock is not told. Each
+// section has its own token and events. [All] takes such locks one after the other. [Client.Close]
+// frees what is kept.
+//
+// d counts from the store's grant, for all sections with this lease, and is from 0, the default, to
+// [MaxTTL]. All clients of a lock need this version of relock or a newer one: an earlier one does not
+// ask, and waits for d and a section. WithKeep is [ErrInvalid] with [WithFixedLease] or
+// [WithMaxWaiters], for a read-write lock or a semaphore, and with a store that has no queue or
+// cannot tell the client ([errors.ErrUnsupported]): ZooKeeper, Kubernetes, SQL but PostgreSQL with a
+// Listener, Redis [WithRedissonLayout], and a quorum.
+func WithKeep(d time.Duration) Option {
+	return Option{"WithKeep", ofLock, func(s *settings) {
+		if d < 0 || d > MaxTTL {
+			s.check(invalid("WithKeep(%s): must be from 0 to %s", d, MaxTTL))
+		}
+		s.keep = d
 	}}
 }
 

@@ -125,7 +125,9 @@ func (r *reporter) Retrying(command string, attempt int, since time.Time, err er
 	}
 }
 
+// disconnected frees what the client keeps, as it may not hear who wants it.
 func (c *Client) disconnected(node string, attempt int, err error) {
+	c.asked("")
 	level := slog.LevelInfo
 	if attempt > 3 {
 		level = slog.LevelWarn

@@ -122,7 +122,7 @@ func (d *watchdog) tick(now time.Time) (next time.Duration) {
 	leapt := d.leaptLocked(now)
 	t.mu.Unlock()
 	if leapt {
-		t.each(func(h *hold) { t.hastenLocked(h, now) })
+		t.each(t.holds, func(h *hold) { t.hastenLocked(h, now) })
 	}
 	t.mu.Lock()
 	rounds, lost := d.dueLocked(now)
@@ -169,6 +169,11 @@ func (d *watchdog) dueLocked(now time.Time) (rounds []round, lost []*loss) {
 		t.foundLocked(h)
 		if h.expiredLocked(now) {
 			lost = append(lost, t.loseLocked(h, event.LossExpired))
+			continue
+		}
+		if h.kept && t.at(now) >= h.turn.until {
+			t.yieldLocked(h)
+			n++
 			continue
 		}
 		if ttl, isDue := t.renewalLocked(h, now); isDue {
@@ -335,7 +340,9 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 				t.retryLocked(h, sent, now)
 			}
 		case h.state == held:
-			e.Lost++
+			if !h.kept { // otherwise no section is lost
+				e.Lost++
+			}
 			lost = append(lost, t.loseLocked(h, event.LossTaken))
 		default: // the hold was unlocked during the renewal, and another one may have been passed the lease
 			e.Locks--
@@ -440,7 +447,7 @@ const watchLinger = 10 * time.Second
 func (d *watchdog) doubt(id store.ID) {
 	t := &d.client.table
 	if id == "" {
-		t.each(t.renewSoonLocked)
+		t.each(t.holds, t.renewSoonLocked)
 		return
 	}
 	t.mu.Lock()
@@ -458,7 +465,7 @@ func (c *Client) doubtLocked(id store.ID) {
 // deadline stays passed, as another hold may have had the lock since. A hold at its longest allowed
 // length ends in time, also if a command reached the store late and set a longer lease.
 func (t *table) confirmLocked(h *hold, lease store.Lease, now time.Time) {
-	if h.maxHold > 0 {
+	if h.maxHold > 0 && !h.kept {
 		lease.TTL = min(lease.TTL, h.since.Add(h.maxHold).Sub(lease.Sent).Truncate(time.Millisecond))
 	}
 	if h.state != held || h.expiredLocked(now) || !lease.Until().After(h.lease.Until()) {
@@ -487,7 +494,11 @@ func (t *table) dueLocked(h *hold, now time.Time) time.Duration {
 	if h.fixed {
 		return end
 	}
-	return min(end, end-h.lease.Until().Sub(h.lease.Sent)+h.intervalLocked())
+	due := min(end, end-h.lease.Until().Sub(h.lease.Sent)+h.intervalLocked())
+	if h.kept {
+		due = min(due, h.turn.until)
+	}
+	return due
 }
 
 // renewSoonLocked makes the watchdog ask the store about h at once, or about the hold that h passes

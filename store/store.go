@@ -77,6 +77,9 @@ type Claim struct {
 	// Report is told of each attempt of a call for this hold that has failed, and is made again.
 	// The call goes on, and its error has the last failure. nil: nobody is told.
 	Report Reporter
+	// Keeps says that the client may keep the hold when nobody works in it, until [Asking] tells that
+	// somebody wants the lock. [Store.Check] refuses Keeps if the store cannot tell this client.
+	Keeps bool
 	// Lent says that the hold may have lent its lock. Release and Forget recall the open loans and
 	// return; the last return frees the lock. Without open loans they free it.
 	Lent bool
@@ -314,8 +317,8 @@ type Asking interface {
 	// makes one attempt. Errors: [errors.ErrUnsupported] if nobody could hear it; ErrUnavailable.
 	Want(ctx context.Context, a Claim) error
 	// WatchWanted calls wanted with the ID of each hold of the client that Want has named since,
-	// perhaps more than once. WatchWanted does not wait for the server. It ends with stop, which waits
-	// for nothing.
+	// perhaps more than once, and with "" when it may have missed some, as before it has begun to hear.
+	// WatchWanted does not wait for the server. It ends with stop, which waits for nothing.
 	WatchWanted(client string, wanted func(ID)) (stop func())
 }
 
@@ -470,7 +473,10 @@ type Ticket struct {
 }
 
 // Declined is the end of a [Scripts.TryEval] whose script declines the lock.
-type Declined struct{ Reply any }
+type Declined struct {
+	Reply any
+	Owner ID // the hold that has the lock; empty: none
+}
 
 func (d *Declined) Error() string { return "the script declines the lock" }
 

@@ -139,7 +139,12 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Claim, script store.S
 	}
 	switch fields[0] {
 	case statusDeclined:
-		return store.Lease{}, nil, unsureOf(answer, &store.Declined{Reply: reply})
+		declined := &store.Declined{Reply: reply}
+		if len(fields) > 2 {
+			owner, _ := fields[2].(string)
+			declined.Owner = store.ID(owner)
+		}
+		return store.Lease{}, nil, unsureOf(answer, declined)
 	case statusFailed:
 		failure, _ := reply.(error)
 		return store.Lease{}, nil, unsureOf(answer, failure)

@@ -364,17 +364,26 @@ const leaderSuffix = ":leader"
 
 const wantMark = "?"
 
+// WatchWanted begins anew if the server refuses the channel, as while its users are configured.
 func (s *nativeStore) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
 	ctx, cancel := context.WithCancel(s.life)
 	s.group.GoOpen(func() {
-		s.listen(ctx, s.control(client), func(message string) {
-			if hold, is := strings.CutPrefix(message, wantMark); is && cutLast(hold, 2) == client {
-				wanted(store.ID(hold))
+		for ctx.Err() == nil {
+			s.listen(ctx, s.control(client), func(message string) {
+				if hold, is := strings.CutPrefix(message, wantMark); message == "" || is && cutLast(hold, 2) == client {
+					wanted(store.ID(hold))
+				}
+			})
+			if lifetime.Sleep(ctx.Done(), deafPause) {
+				wanted("")
 			}
-		})
+		}
 	})
 	return cancel
 }
+
+// deafPause is the time until a client that was refused its control channel listens there again.
+const deafPause = 10 * time.Second
 
 func (s *nativeStore) CheckServer(ctx context.Context, a store.Claim) error {
 	a = newCheckClaim(a)

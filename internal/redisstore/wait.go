@@ -24,6 +24,7 @@ type waiting struct {
 	unsure   bool       // a command may run yet
 	queued   bool       // the waiter may have a place in the queue
 	tries    int        // that did not find the node of a channel
+	place    int        // the number of earlier waiters at the last claim
 	timedOut bool       // the last sleep has lasted for its time
 	rested   bool       // the waiter has slept on, for the answer to another one
 }
@@ -43,7 +44,7 @@ func (w *waiting) ours(l store.Lease) store.Lease {
 }
 
 func (w *waiting) refused(r acquireReply, queued bool) {
-	w.woken = store.WakeNone
+	w.woken, w.place = store.WakeNone, r.position
 	w.progress(store.Progress{Busy: r.busy(), Queued: queued, Position: r.position})
 }
 
@@ -106,7 +107,7 @@ func (w *waiting) rest(ctx context.Context, recheck time.Duration, notes [2]<-ch
 			return n, err
 		}
 		w.rested = true
-		w.progress(store.Progress{Busy: answer.busy(), Queued: true, Position: answer.position})
+		w.progress(store.Progress{Busy: answer.busy(), Queued: true, Position: w.place})
 	}
 }
 

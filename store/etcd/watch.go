@@ -48,7 +48,10 @@ func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) 
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(s.life))
 	s.group.GoOpen(func() {
 		for pause := (attempts.Pause{}); ctx.Err() == nil; pause.Wait(ctx.Done()) {
-			for resp := range s.client.Watch(ctx, s.wants()+client+":", clientv3.WithPrefix(), clientv3.WithFilterDelete()) {
+			for resp := range s.client.Watch(ctx, s.wants()+client+":", clientv3.WithPrefix(), clientv3.WithFilterDelete(), clientv3.WithCreatedNotify()) {
+				if resp.Created {
+					wanted("")
+				}
 				for _, e := range resp.Events {
 					wanted(store.ID(strings.TrimPrefix(string(e.Kv.Key), s.wants())))
 				}

@@ -78,6 +78,9 @@ func (q *quorum) Check(a store.Claim) (store.Claim, error) {
 	if a.Kind != store.Mutex || a.Limit != 1 {
 		return a, fmt.Errorf("%w: a lock in a quorum is a mutex, and not %s", errors.ErrUnsupported, a.Kind)
 	}
+	if a.Keeps {
+		return a, fmt.Errorf("%w: a lock in a quorum is not kept", errors.ErrUnsupported)
+	}
 	checked, err := q.members[0].Check(a)
 	for i, m := range q.members[1:] {
 		if err != nil {

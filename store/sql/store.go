@@ -142,6 +142,8 @@ func (s *Store) Check(a store.Claim) (store.Claim, error) {
 		return a, fmt.Errorf("the ID of the hold has %d bytes, and the tables keep %d", len(a.ID), maxName)
 	case a.Limit < 1:
 		return a, fmt.Errorf("a limit of %d holds lets nobody in", a.Limit)
+	case a.Keeps && s.listener == nil:
+		return a, fmt.Errorf("%w: a word to the holder without a Listener", errors.ErrUnsupported)
 	case a.Acks != store.Acks{}:
 		return a, fmt.Errorf("replicas of a SQL database confirm to the database: %w", errors.ErrUnsupported)
 	}

@@ -106,6 +106,7 @@ func (s *Store) listen() {
 func (s *Store) recheck() {
 	s.wakeAll()
 	s.watchers.Tell("")
+	s.askers.Tell("")
 }
 
 // wakeAll lets each waiter ask again.

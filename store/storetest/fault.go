@@ -385,8 +385,15 @@ func wanted(b *bench) {
 	require.True(b.t, ok, "the store is no store.Asking: the harness must list Asking in Without")
 	l := b.take(b.st, b.claim(long))
 	heard, others := make(chan store.ID, 100), make(chan store.ID, 100)
-	stop := asking.WatchWanted(client(l.ID), func(id store.ID) { heard <- id })
-	defer asking.WatchWanted("storetest/other", func(id store.ID) { others <- id })()
+	hear := func(c chan store.ID) func(store.ID) {
+		return func(id store.ID) {
+			if id != "" {
+				c <- id
+			}
+		}
+	}
+	stop := asking.WatchWanted(client(l.ID), hear(heard))
+	defer asking.WatchWanted("storetest/other", hear(others))()
 	b.eventually("Want is heard", func() bool { // the watch may not have begun
 		require.NoError(b.t, b.other.(store.Asking).Want(b.ctx, l.Claim))
 		b.pause(aMoment)

@@ -132,7 +132,7 @@ func TestOnlyEachLooksAtAllHolds(t *testing.T) {
 			default:
 				return true
 			}
-			for _, all := range []string{"t.holds", "table.holds", "t.wanted", "table.wanted", "leases.All"} {
+			for _, all := range []string{"t.holds", "table.holds", "t.heads", "table.heads", "leases.All"} {
 				if strings.HasSuffix(walk, all) {
 					walks = append(walks, f.name+" "+walk)
 				}
@@ -140,7 +140,7 @@ func TestOnlyEachLooksAtAllHolds(t *testing.T) {
 			return true
 		})
 	}
-	require.Equal(t, []string{"hold.go t.holds"}, walks, "table.each lets others have the mutex on its way")
+	require.Empty(t, walks, "table.each lets others have the mutex on its way")
 }
 
 // A file of the library, without tests.
