@@ -117,6 +117,11 @@ func (w *worker) choose(p *peer, number int) thing {
 		options = append(options, relock.WithMaxHold(w.ttl+w.ttl/4))
 	case 4:
 		options = append(options, relock.WithTTL(w.ttl/4))
+	case 5, 6:
+		if l := p.NewLock(locks[number], relock.WithKeep(w.ttl/2)); l.Err() == nil { // the store serves it
+			t.Kept, t.Passing, t.Lock = w.ttl/2, true, l
+			return t
+		}
 	}
 	t.Lock = p.NewLock(locks[number], options...)
 	return t

@@ -150,11 +150,12 @@ type derived struct {
 
 // Mode is the lock's options that change the answers of Redis.
 type Mode struct {
-	Local    bool // WithLocalReentry: Redis counts one entry
-	Passing  bool // the store passes leases on: it may name an earlier holder of the same process
-	Redisson bool // WithRedissonLayout: Redis names a hold, and counts a token when a hold begins
-	Drawn    bool // the store draws a token with each hold: an etcd revision, a zxid of ZooKeeper
-	Quorum   bool // members may lose a hold, down to less than a majority; a refusal may name a minority
+	Local    bool          // WithLocalReentry: Redis counts one entry
+	Passing  bool          // the store passes leases on: it may name an earlier holder of the same process
+	Kept     time.Duration // of WithKeep
+	Redisson bool          // WithRedissonLayout: Redis names a hold, and counts a token when a hold begins
+	Drawn    bool          // the store draws a token with each hold: an etcd revision, a zxid of ZooKeeper
+	Quorum   bool          // members may lose a hold, down to less than a majority; a refusal may name a minority
 }
 
 func (o *Op) String() string {

@@ -32,10 +32,11 @@ func client(holder string) string {
 	return holder[:max(strings.LastIndexByte(holder, ':'), 0)]
 }
 
-// pass is an exposed hold that was left. Its client may have passed the hold on to a waiting call.
+// pass is an exposed hold that was left. Its client may have passed the hold on to a waiting call, or
+// has kept the lock for a call to come.
 type pass struct {
 	client string
-	at     time.Duration // the waiting call had begun by at
+	at     time.Duration // the call had begun by at
 }
 
 // state is true between two operations on one lock. Nobody writes to a state.
@@ -44,10 +45,12 @@ type state struct {
 	old       bool       // Redis may have an older token
 	believers []believer // oldest first; at most one is not exposed
 	passes    []pass
+	kept      []pass // of holds that are not exposed: they are, if somebody takes the lock away
 }
 
 func (s state) equal(o state) bool {
-	return s.last == o.last && s.old == o.old && slices.Equal(s.believers, o.believers) && slices.Equal(s.passes, o.passes)
+	return s.last == o.last && s.old == o.old && slices.Equal(s.believers, o.believers) && slices.Equal(s.passes, o.passes) &&
+		slices.Equal(s.kept, o.kept)
 }
 
 func (s state) hash() uint64 {
@@ -117,7 +120,7 @@ func (s state) confirmed(i int) (b believer, wrong string) {
 
 // exposed returns the state after somebody has taken the lock away.
 func (s state) exposed(op *Op) state {
-	s.believers = slices.Clone(s.believers)
+	s.believers, s.passes, s.kept = slices.Clone(s.believers), slices.Concat(s.passes, s.kept), nil
 	for i := range s.believers {
 		b := &s.believers[i]
 		b.exposed = true
@@ -217,7 +220,7 @@ func (s state) enter(op *Op) (state, string) {
 	case owned:
 		return s, fmt.Sprintf("%s begins hold %d, while %s has hold %d", op.Holder, op.Hold, owner.holder, owner.hold)
 	}
-	s.believers = append(slices.Clone(s.believers), b)
+	s.believers, s.kept = append(slices.Clone(s.believers), b), nil
 	return s, ""
 }
 
@@ -278,8 +281,11 @@ func (s state) leave(op *Op, i int) (state, string) {
 		return s, fmt.Sprintf("the lock was forced, and the last Unlock of hold %d does not say so", op.Hold)
 	}
 	s = s.without(i)
-	if b.exposed && b.Passing {
-		s.passes = append(slices.Clone(s.passes), pass{client(b.holder), op.Return})
+	switch left := (pass{client(b.holder), op.Return + b.Kept}); {
+	case b.exposed && b.Passing:
+		s.passes = append(slices.Clone(s.passes), left)
+	case b.Kept > 0:
+		s.kept = []pass{left}
 	}
 	return s, ""
 }
