@@ -80,6 +80,7 @@ const (
 	defaults      = "defaults"
 	tuned         = "tuned"
 	localReentry  = "local re-entry"
+	kept          = "kept"
 	autoPipelined = "auto-pipelined"
 	ending        = "can end"
 )
@@ -105,6 +106,7 @@ var (
 		bareLocks,
 		relockDefaults,
 		relockWith(ending, []string{"pair"}, nil),
+		relockWith(kept, []string{"pair", "hot"}, nil, relock.WithKeep(time.Minute)),
 		relockWith(autoPipelined, []string{"parallel"}, auto),
 		{name: "redsync", setting: defaults, open: openRedsync(nil), keys: sameKey, also: []string{"set"}},
 		{
@@ -143,6 +145,7 @@ var settings = [][2]string{
 	{"relock, defaults", "`relock.New(rdb)`"},
 	{"relock, " + ending, "the same with a context like that of a request. All other systems in a pair get a " +
 		"context that cannot end"},
+	{"relock, " + kept, "with `WithKeep(time.Minute)`: the process keeps the lock between the sections"},
 	{"relock, " + localReentry, "with `WithLocalReentry()`"},
 	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between tries; after the last try asked again"},
 	{"redsync, tuned", "tries without limit, 5 ms between tries"},
