@@ -30,6 +30,7 @@ func enterMany(t *testing.T, w *stage.World, c *relock.Client) (locks []*relock.
 		l := c.NewLock(strconv.Itoa(i))
 		locks, sections = append(locks, l), append(sections, w.Enter(t.Context(), l))
 	}
+	stage.Settle() // the queue of the hooks is bounded, and has their events yet
 	return locks, sections
 }
 
