@@ -66,7 +66,8 @@ const largest = "largest"
 var lines = []line{
 	{what: "lock and unlock, of the floor", workload: "pair", metric: "of_floor", setting: defaults},
 	{what: "the same with a context that can end", workload: "pair", metric: "of_floor", setting: ending},
-	{what: "its client CPU, µs", workload: "pair", metric: "client_us", setting: defaults},
+	{what: "the same lock again and again, WithKeep", workload: "pair", metric: "of_floor", setting: kept},
+	{what: "the pair's client CPU, µs", workload: "pair", metric: "client_us", setting: defaults},
 	{what: "its allocations", workload: "pair", metric: "allocs", setting: defaults},
 	{what: "64 goroutines with own locks, pairs/s", workload: "parallel", metric: "per_s", setting: defaults, more: true},
 	{what: "hand-over, 64 waiting, of the raw wake", workload: "handover", metric: "of_wake", which: "64 waiting", setting: defaults},

@@ -88,8 +88,8 @@ var tables = []table{
 		workload: "idle", title: "Many goroutines of one process wait for a lock that stays taken",
 		note: "The heap includes the connections of the process. With few waiters the share of each in " +
 			"them is large. Systems that poll are watched for 3 s; rueidislock for 5 s, in which the owner " +
-			"renews twice; relock for 40 s, in which every waiter asks once by itself whether the owner's " +
-			"lease is over (later every 30 s or so).",
+			"renews twice; relock for 40 s, in which one waiter of the process asks whether the owner's " +
+			"lease is over.",
 		columns: []column{
 			{"heap bytes a waiter", "heap_bytes"}, {"stack bytes a waiter", "stack_bytes"},
 			{"goroutines a waiter", "goroutines"}, {"commands/s", "commands_per_s"},
