@@ -1,13 +1,13 @@
 package relocketcd_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/test/holds"
 )
 
 func TestAKeptLockGoesToWhoeverWantsIt(t *testing.T) {
@@ -18,25 +18,5 @@ func TestAKeptLockGoesToWhoeverWantsIt(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
 		return client
 	}
-	keeper, other := open(relock.WithKeep(time.Hour)).NewLock("kept"), open().NewLock("kept")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	last := int64(0)
-	visit := func(l *relock.Lock) {
-		require.NoError(t, l.Do(ctx, func(section context.Context) error {
-			token, err := l.Token(section)
-			require.Greater(t, token, last)
-			last = token
-			return err
-		}))
-	}
-	isKept := func() bool {
-		state, err := keeper.State(ctx)
-		return err == nil && state.Kept
-	}
-	for range 3 { // the first time a request may have been missed
-		require.Eventually(t, func() bool { visit(keeper); return isKept() }, time.Minute, time.Millisecond)
-		visit(keeper)
-		visit(other)
-	}
+	holds.GoesToWhoeverWantsIt(t, open(relock.WithKeep(time.Hour)).NewLock("kept"), open().NewLock("kept"))
 }

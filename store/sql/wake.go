@@ -88,7 +88,8 @@ func (s *Store) hearLocked() {
 }
 
 // listen hears notifications until Close. A notification may be lost before a connection listens,
-// and when a connection is lost: then the waiters ask again. Without a connection, listen polls.
+// and when a connection is lost: then the waiters ask again. Without a connection, listen polls, and
+// the client keeps no lock for longer than until the next attempt to connect.
 func (s *Store) listen() {
 	for n := 1; s.life.Err() == nil; n++ {
 		listened := false
@@ -97,6 +98,7 @@ func (s *Store) listen() {
 			s.recheck()
 		} else {
 			s.pollOnce()
+			s.askers.Tell("") // nobody hears what is wanted
 		}
 		lifetime.Sleep(s.life.Done(), pauseAfter(min(n+4, 10)))
 	}
