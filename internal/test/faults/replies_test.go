@@ -26,16 +26,16 @@ func story(w *stage.Arena, p, other *stage.Peer, name string) {
 	l := p.NewLock(name)
 	outer := w.Enter(w.T.Context(), l)
 	inner := w.Enter(outer, l)
-	w.AwaitCount(name, 2)
+	w.RequireCount(name, 2)
 	token := w.Draw(inner, l)
 	waiter := w.Start(w.T.Context(), other.NewLock(name))
 	w.AwaitWaiters(name, 1)
 	w.Leave(inner, l)
-	w.AwaitCount(name, 1)
+	w.RequireCount(name, 1)
 	require.True(w.T, waiter.Waits())
 	w.Leave(outer, l)
 	mine := waiter.Section()
-	w.AwaitCount(name, 1)
+	w.RequireCount(name, 1)
 	require.Greater(w.T, w.Draw(mine, waiter.Lock), token)
 
 	ctx, cancel := context.WithCancel(w.T.Context())
@@ -92,8 +92,9 @@ func TestAConnectionMayBreakAtAnyCommandOfTheStory(t *testing.T) {
 
 func TestScriptsMayBeFlushedBeforeAnyCommandOfTheStory(t *testing.T) {
 	w := stage.OnOwn(t)
+	patient := func(o *redis.Options) { o.DialTimeout, o.ReadTimeout = stage.Limit, stage.Limit } // no reply is lost
 	for n := 0; ; n++ {
-		p, other := w.Peer(), w.Peer()
+		p, other := w.PeerOn(patient), w.PeerOn(patient)
 		sent := 0
 		var mu sync.Mutex
 		flush := redistest.Before(func([]string) {
