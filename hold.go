@@ -126,8 +126,9 @@ func (t *table) nextGenerationLocked() {
 	t.survivors = len(t.holds)
 }
 
-// each calls f with each hold or head, with the mutex held. Nothing else may look at all holds: each
-// lets others have the mutex after lookAtMost holds. A hold that begins meanwhile may be left out.
+// each calls f with each hold or head, with the mutex held. Nothing else may look at all holds:
+// each lets others have the mutex after lookAtMost holds. A hold that begins meanwhile may be left
+// out.
 func (t *table) each(holds map[string]*hold, f func(h *hold)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -218,8 +218,8 @@ type State struct {
 	// waiters), and in [Client.List].
 	Queue []Waiter
 	Mode  event.Mode // of Holder
-	// Kept says that this client keeps the lock, and nobody works in it, see [WithKeep]. Holder was the
-	// last one.
+	// Kept says that this client keeps the lock, and nobody works in it, see [WithKeep]. Holder was
+	// the last one who did.
 	Kept bool
 	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose
 	// lease ends first.

@@ -12,8 +12,8 @@ import (
 // line queues the calls of one client that want one lock, first come first served. The hold at its
 // head asks the store; all other holds wait for their turn. There are two kinds of lines:
 //
-//   - A store whose waiters race gets one racer of each client. The head leaves the line when it has
-//     the lock, and the next hold asks.
+//   - A store whose waiters race gets one racer of each client. The head leaves the line when it
+//     has the lock, and the next hold asks.
 //   - The line of a lock [WithKeep] lasts while nobody else wants the lock, see pass.go. The head
 //     stays until its end.
 //

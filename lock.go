@@ -112,8 +112,8 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // TryLock returns a [*LockedError] at once. TryLock does not queue, and does not overtake queued
 // waiters: a free lock goes to the queue first. A waiter that has just given up counts as queued
 // for as long as a message takes. (With [WithRedissonLayout] a free lock goes to the first caller
-// to ask. A lock that another client keeps, see [WithKeep], is asked for, and the refusal comes 10
-// ms later.) All else is as for [Lock.Lock].
+// to ask. If another client keeps the lock, see [WithKeep], TryLock asks for the lock, and tries
+// again 10 ms later.) All else is as for [Lock.Lock].
 //
 // A store that gives no answer is [ErrUnavailable] after 2 s (2.1 at most), and the time of
 // [WithReplicaAcks] and [WithAOFAcks]. With Redis each of three attempts takes at most a third of
@@ -408,8 +408,8 @@ func (h *hold) isEnough(l store.Lease) bool {
 const lateLeases = 3
 
 // whole gets a whole lease in place of a lease that is nearly over, as the answer was slow, or the
-// wait for the grant was long. A hold that is gone was over before its begin: whole asks again after
-// a pause, for a hold with another ID, as cleanup forgets the old ID.
+// wait for the grant was long. A hold that is gone was over before its begin: whole asks again
+// after a pause, for a hold with another ID, as cleanup forgets the old ID.
 func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store.Lease, error) {
 	c := a.lock.client
 	for n, pause := 1, (attempts.Pause{}); ; n++ {
@@ -490,8 +490,9 @@ func (l *Lock) opError(op string, holder Holder, err error) error {
 //     left before. Nothing was changed, and outer sections keep their entries.
 //   - [ErrLockLost]: the lock was lost before this Unlock. The last steps of the section may have
 //     happened without the lock. (An Unlock that hands the lock on inside the process does not ask
-//     the store. If the store has lost the lock by then, the next section is told so. Nor does an
-//     Unlock ask that keeps the lock, see [WithKeep]: then the log says so, when the client finds it.)
+//     the store. If the store has lost the lock by then, the next section is told so. An Unlock
+//     that keeps the lock, see [WithKeep], does not ask the store either: the loss is in the log,
+//     as soon as the client finds the loss.)
 //   - [ErrClosed]: Close has freed the lock, see [WithReleaseOnClose].
 //   - [ErrInvalid]: the name or the options of the lock are wrong. Nothing was changed.
 //   - any other: the store did not confirm. After the last entry, cleanup takes the lock back in

@@ -257,19 +257,19 @@ func WithMaxWaiters(n int) Option {
 // Then the order is that of the queue, and nothing is kept, until the client has no call and no
 // section of the lock for a moment.
 //
-// A lock that was granted out of the queue is not kept, nor one of a leader, one whose ticket is
-// open, or one whose lease is in doubt or half over. The loss of a kept lock ends no section: the
-// next Lock asks the store. If the client does not know of the loss yet, as after a failover, a
-// section may begin beside another one, and is told at the next renewal; an Unlock is not told. Each
-// section has its own token and events. [All] takes such locks one after the other. [Client.Close]
-// frees what is kept.
+// The client does not keep a lock that was granted out of the queue, the lock of a leader, a lock
+// whose ticket is open, and a lock whose lease is in doubt or half over. The loss of a kept lock
+// ends no section: the next Lock asks the store. If the client does not know of the loss yet, as
+// after a failover, a section may begin beside another one, and is told at the next renewal; an
+// Unlock is not told. Each section has its own token and events. [All] takes such locks one after
+// the other. [Client.Close] frees what is kept.
 //
 // d counts from the store's grant, for all sections with this lease, and is from 0, the default, to
-// [MaxTTL]. All clients of a lock need this version of relock or a newer one: an earlier one does not
-// ask, and waits for d and a section. WithKeep is [ErrInvalid] with [WithFixedLease] or
+// [MaxTTL]. All clients of a lock need this version of relock or a newer one: an earlier one does
+// not ask, and waits for d and a section. WithKeep is [ErrInvalid] with [WithFixedLease] or
 // [WithMaxWaiters], for a read-write lock or a semaphore, and with a store that has no queue or
-// cannot tell the client ([errors.ErrUnsupported]): ZooKeeper, Kubernetes, SQL but PostgreSQL with a
-// Listener, Redis [WithRedissonLayout], and a quorum.
+// cannot tell the client ([errors.ErrUnsupported]): ZooKeeper, Kubernetes, SQL but PostgreSQL with
+// a Listener, Redis [WithRedissonLayout], and a quorum.
 func WithKeep(d time.Duration) Option {
 	return Option{"WithKeep", ofLock, func(s *settings) {
 		if d < 0 || d > MaxTTL {

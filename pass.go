@@ -251,7 +251,7 @@ func (t *table) freeKept(ctx context.Context, claim store.Claim) {
 }
 
 // slowRelease is how long the calls in a line wait for the answer to the release of their head.
-// Then they ask the store, which may have freed the lock.
+// Then the calls ask the store, as the lock may be free.
 const slowRelease = 100 * time.Millisecond
 
 // request asks for the lock of a claim that the head id may keep. It says whether the lock may be
@@ -277,7 +277,7 @@ func (c *Client) request(ctx context.Context, claim store.Claim, id store.ID, li
 const requestLimit = 500 * time.Millisecond
 
 // askers is how many calls at the front of the queue send a request each time that a head refuses
-// them. The requests of these calls are enough for those behind them.
+// them. One request frees the lock for the whole queue; four are sent in case some callers give up.
 const askers = 4
 
 // requestSoon asks for the lock for a call that waits, if a head has refused the call. It asks

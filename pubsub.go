@@ -125,7 +125,8 @@ func (r *reporter) Retrying(command string, attempt int, since time.Time, err er
 	}
 }
 
-// disconnected frees what the client keeps, as it may not hear who wants it.
+// disconnected frees the locks that the client keeps, as a request for one of them may be lost, and
+// logs that a pub/sub connection is gone.
 func (c *Client) disconnected(node string, attempt int, err error) {
 	c.asked("")
 	level := slog.LevelInfo
